@@ -1,0 +1,6 @@
+"""Scoring kernels for NVFP4 and BF16 sparse-attention indexers."""
+
+from .backends import backend_names
+from .scores import indexer_scores
+
+__all__ = ["backend_names", "indexer_scores"]

@@ -1,0 +1,74 @@
+"""The backends of `indexer_scores`, in the order in which ``auto`` tries them.
+
+A backend is three things: its name, a function that says why it cannot serve a problem (or None
+where it can), and a function that launches one. Both take the frozen `ScoreProblem`. Backends are
+imported when they are first asked, never before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sdsa_quant.errors import InputError, UnsupportedError
+
+from .checks import ScoreProblem
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One way to compute scores."""
+
+    name: str
+    reason_unsupported: Callable[[ScoreProblem], str | None]
+    launch: Callable[[ScoreProblem], None]
+
+
+def _torch_reason_unsupported(problem: ScoreProblem) -> str | None:
+    from . import torch_scores
+
+    return torch_scores.reason_unsupported(problem)
+
+
+def _torch_launch(problem: ScoreProblem) -> None:
+    from . import torch_scores
+
+    torch_scores.launch(problem)
+
+
+BACKENDS: tuple[Backend, ...] = (Backend("torch", _torch_reason_unsupported, _torch_launch),)
+
+
+def backend_names() -> list[str]:
+    """Names that ``backend=`` accepts, besides ``auto``."""
+    return [backend.name for backend in BACKENDS]
+
+
+def choose_backend(problem: ScoreProblem, name: str | None = None) -> Backend:
+    """First backend that can serve `problem`, or the one asked for by name.
+
+    Raises
+    ------
+    ValueError
+        `name` is no backend.
+    RuntimeError
+        The named backend, or every backend, cannot serve the problem; the message carries each
+        one's reason. There is no fallback from a backend asked for by name.
+    """
+    if name is not None and name != AUTO:
+        for backend in BACKENDS:
+            if backend.name == name:
+                reason = backend.reason_unsupported(problem)
+                if reason is not None:
+                    raise UnsupportedError(f"backend {name} cannot run here: {reason}")
+                return backend
+        raise InputError(f"backend must be one of {[AUTO, *backend_names()]}, got {name!r}")
+    reasons = []
+    for backend in BACKENDS:
+        reason = backend.reason_unsupported(problem)
+        if reason is None:
+            return backend
+        reasons.append(f"{backend.name}: {reason}")
+    raise UnsupportedError("no backend can run here: " + "; ".join(reasons))

@@ -1,0 +1,276 @@
+"""The only validation of `indexer_scores`: shapes, dtypes, strides, alignments and devices.
+
+It runs before any backend is imported and reads no device values, so that a call costs no
+synchronization. What it returns, a frozen `ScoreProblem`, is all that a backend needs to launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sdsa_quant.errors import DtypeError, InputError
+from sdsa_quant.layout import (
+    DIM,
+    KEY_ALIGNMENT_BYTES,
+    MAX_ROWS,
+    PACKED_DIM,
+    PAGE,
+    SCALE_ALIGNMENT_BYTES,
+    SCALES_PER_KEY,
+)
+
+BF16 = "bf16"
+NVFP4 = "nvfp4"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreProblem:
+    """One validated call of `indexer_scores`; tensors are the caller's own, never copies.
+
+    Scale tensors are held as their uint8 bytes. `query_format` and `key_format` are ``"bf16"`` or
+    ``"nvfp4"``; NVFP4 query rows go with NVFP4 keys only, BF16 query rows go with both.
+    """
+
+    query: torch.Tensor  # bf16 [rows, 128] or uint8 [rows, 64], row stride free
+    query_scales: torch.Tensor | None  # uint8 [rows, 8], row stride free
+    key_cache: torch.Tensor  # bf16 [pages, 64, 128] or uint8 [pages, 64, 64], page stride free
+    key_scales: torch.Tensor | None  # uint8 [pages, 64, 8], page stride free
+    block_table: torch.Tensor  # int32 [requests, blocks], row stride free, columns contiguous
+    context_lengths: torch.Tensor  # int32 [groups]
+    requests: torch.Tensor  # int32 [groups]
+    scores: torch.Tensor  # float32 [rows, max_context], row stride free, columns contiguous
+    rows: int
+    groups: int
+    rows_per_group: int
+    max_context: int
+    query_format: str
+    key_format: str
+
+    @property
+    def device(self) -> torch.device:
+        """Device of every tensor of the call."""
+        return self.scores.device
+
+
+def describe(tensor: object) -> str:
+    """``float32 [4, 128]`` for a tensor, the type's name for anything else."""
+    if not isinstance(tensor, torch.Tensor):
+        return type(tensor).__name__
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype} {list(tensor.shape)}"
+
+
+def _require_tensor(name: str, tensor: object, wanted: str) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise DtypeError(f"{name} must be a {wanted} tensor, got {describe(tensor)}")
+    if tensor.layout != torch.strided:
+        raise DtypeError(f"{name} must be a dense {wanted} tensor, got layout {tensor.layout}")
+    return tensor
+
+
+def _require_dtype(
+    name: str, tensor: object, dtypes: tuple[torch.dtype, ...], wanted: str
+) -> torch.Tensor:
+    checked = _require_tensor(name, tensor, wanted)
+    if checked.dtype not in dtypes:
+        raise DtypeError(f"{name} must be {wanted}, got {describe(checked)}")
+    return checked
+
+
+def _require_shape(
+    name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], wanted: str
+) -> None:
+    fits = tensor.dim() == len(shape) and all(
+        want is None or have == want for have, want in zip(tensor.shape, shape, strict=True)
+    )
+    if not fits:
+        raise InputError(f"{name} must be {wanted}, got {describe(tensor)}")
+
+
+def _require_row_contiguous(name: str, tensor: torch.Tensor) -> None:
+    """The last dimension is contiguous; a dimension of size 1 or 0 has no stride to speak of."""
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise InputError(f"{name} must have a last stride of 1, got strides {tensor.stride()}")
+
+
+def _require_page_contiguous(name: str, tensor: torch.Tensor) -> None:
+    row = tensor.shape[-1]
+    if tensor.stride(-1) != 1 or tensor.stride(-2) != row:
+        raise InputError(
+            f"{name} must be contiguous inside a page: strides (free, {row}, 1), "
+            f"got strides {tensor.stride()}"
+        )
+
+
+def _require_alignment(name: str, tensor: torch.Tensor, alignment: int) -> None:
+    """Pages (or query rows) start at multiples of `alignment` bytes, as vector loads need."""
+    if tensor.numel() == 0:
+        return
+    stride_bytes = tensor.stride(0) * tensor.element_size()
+    if tensor.shape[0] > 1 and stride_bytes % alignment:
+        raise InputError(
+            f"{name} must have a first stride that is a multiple of {alignment} bytes, "
+            f"got {stride_bytes} bytes"
+        )
+    if tensor.data_ptr() % alignment:
+        raise InputError(
+            f"{name} must start at a multiple of {alignment} bytes, got an address that is "
+            f"{tensor.data_ptr() % alignment} bytes past one"
+        )
+
+
+def _scale_bytes(name: str, tensor: object, wanted: str) -> torch.Tensor:
+    checked = _require_dtype(name, tensor, (torch.float8_e4m3fn, torch.uint8), wanted)
+    return checked.view(torch.uint8)
+
+
+def check_scores_call(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_lengths: torch.Tensor,
+    requests: torch.Tensor,
+    scores: torch.Tensor,
+    query_scales: torch.Tensor | None,
+    key_scales: torch.Tensor | None,
+) -> ScoreProblem:
+    """Validate one call and return it as a `ScoreProblem`.
+
+    Parameters are those of `sdsa_kernels.indexer_scores`.
+
+    Raises
+    ------
+    TypeError
+        An argument is no tensor or has the wrong dtype.
+    ValueError
+        A shape, stride, alignment or device is wrong, or scales are missing or superfluous. The
+        message names the argument, what was given and what is needed.
+    """
+    _require_dtype(
+        "key_cache",
+        key_cache,
+        (torch.bfloat16, torch.uint8),
+        f"bfloat16 [pages, {PAGE}, {DIM}] or uint8 [pages, {PAGE}, {PACKED_DIM}]",
+    )
+    key_format = NVFP4 if key_cache.dtype == torch.uint8 else BF16
+    if key_format == NVFP4:
+        shape, wanted = (None, PAGE, PACKED_DIM), f"uint8 [pages, {PAGE}, {PACKED_DIM}]"
+    else:
+        shape, wanted = (None, PAGE, DIM), f"bfloat16 [pages, {PAGE}, {DIM}]"
+    _require_shape("key_cache", key_cache, shape, wanted)
+    _require_page_contiguous("key_cache", key_cache)
+    _require_alignment("key_cache", key_cache, KEY_ALIGNMENT_BYTES)
+    pages = key_cache.shape[0]
+
+    key_scale_bytes = None
+    if key_format == NVFP4:
+        wanted = f"float8_e4m3fn or uint8 [{pages}, {PAGE}, {SCALES_PER_KEY}] for NVFP4 keys"
+        if key_scales is None:
+            raise InputError(f"key_scales must be {wanted}, got None")
+        key_scale_bytes = _scale_bytes("key_scales", key_scales, wanted)
+        _require_shape("key_scales", key_scale_bytes, (pages, PAGE, SCALES_PER_KEY), wanted)
+        _require_page_contiguous("key_scales", key_scale_bytes)
+        _require_alignment("key_scales", key_scale_bytes, SCALE_ALIGNMENT_BYTES)
+    elif key_scales is not None:
+        raise InputError(f"key_scales must be None for BF16 keys, got {describe(key_scales)}")
+
+    if key_format == NVFP4:
+        wanted = f"bfloat16 [rows, {DIM}] or uint8 [rows, {PACKED_DIM}]"
+        _require_dtype("query", query, (torch.bfloat16, torch.uint8), wanted)
+    else:
+        wanted = f"bfloat16 [rows, {DIM}] for BF16 keys"
+        _require_dtype("query", query, (torch.bfloat16,), wanted)
+    query_format = NVFP4 if query.dtype == torch.uint8 else BF16
+    if query_format == NVFP4:
+        _require_shape("query", query, (None, PACKED_DIM), f"uint8 [rows, {PACKED_DIM}]")
+    else:
+        _require_shape("query", query, (None, DIM), f"bfloat16 [rows, {DIM}]")
+    _require_row_contiguous("query", query)
+    _require_alignment("query", query, KEY_ALIGNMENT_BYTES)
+    rows = query.shape[0]
+
+    query_scale_bytes = None
+    if query_format == NVFP4:
+        wanted = f"float8_e4m3fn or uint8 [{rows}, {SCALES_PER_KEY}] for an NVFP4 query"
+        if query_scales is None:
+            raise InputError(f"query_scales must be {wanted}, got None")
+        query_scale_bytes = _scale_bytes("query_scales", query_scales, wanted)
+        _require_shape("query_scales", query_scale_bytes, (rows, SCALES_PER_KEY), wanted)
+        _require_row_contiguous("query_scales", query_scale_bytes)
+        _require_alignment("query_scales", query_scale_bytes, SCALE_ALIGNMENT_BYTES)
+    elif query_scales is not None:
+        raise InputError(
+            f"query_scales must be None for a BF16 query, got {describe(query_scales)}"
+        )
+
+    _require_dtype("block_table", block_table, (torch.int32,), "int32 [requests, blocks]")
+    _require_shape("block_table", block_table, (None, None), "int32 [requests, blocks]")
+    _require_row_contiguous("block_table", block_table)
+
+    _require_dtype("context_lengths", context_lengths, (torch.int32,), "int32 [groups]")
+    _require_shape("context_lengths", context_lengths, (None,), "int32 [groups]")
+    _require_row_contiguous("context_lengths", context_lengths)
+    groups = context_lengths.shape[0]
+
+    _require_dtype("requests", requests, (torch.int32,), f"int32 [{groups}]")
+    _require_shape(
+        "requests", requests, (groups,), f"int32 [{groups}], one entry for each context length"
+    )
+    _require_row_contiguous("requests", requests)
+
+    if groups == 0:
+        if rows:
+            raise InputError(
+                f"query must have 0 rows where context_lengths is empty, got {rows} rows"
+            )
+        rows_per_group = 1
+    else:
+        if rows % groups or not 1 <= rows // groups <= MAX_ROWS:
+            raise InputError(
+                f"query must have 1 to {MAX_ROWS} rows for each of the {groups} groups of "
+                f"context_lengths, the same number for every group, got {rows} rows"
+            )
+        rows_per_group = rows // groups
+
+    _require_dtype("scores", scores, (torch.float32,), f"float32 [{rows}, max_context]")
+    _require_shape("scores", scores, (rows, None), f"float32 [{rows}, max_context]")
+    _require_row_contiguous("scores", scores)
+    max_context = scores.shape[1]
+    if rows > 1 and scores.stride(0) < max_context:
+        raise InputError(
+            f"scores must have rows that do not overlap: a row stride of at least {max_context}, "
+            f"got {scores.stride(0)}"
+        )
+
+    for name, tensor in (
+        ("query", query),
+        ("query_scales", query_scale_bytes),
+        ("key_cache", key_cache),
+        ("key_scales", key_scale_bytes),
+        ("block_table", block_table),
+        ("context_lengths", context_lengths),
+        ("requests", requests),
+    ):
+        if tensor is not None and tensor.device != scores.device:
+            raise InputError(
+                f"{name} must be on {scores.device}, the device of scores, got {tensor.device}"
+            )
+
+    return ScoreProblem(
+        query=query,
+        query_scales=query_scale_bytes,
+        key_cache=key_cache,
+        key_scales=key_scale_bytes,
+        block_table=block_table,
+        context_lengths=context_lengths,
+        requests=requests,
+        scores=scores,
+        rows=rows,
+        groups=groups,
+        rows_per_group=rows_per_group,
+        max_context=max_context,
+        query_format=query_format,
+        key_format=key_format,
+    )

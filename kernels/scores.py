@@ -1,0 +1,82 @@
+"""`indexer_scores`: check the call, choose a backend, launch it."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from .backends import choose_backend
+from .checks import check_scores_call
+from .device_checks import check_device_values
+
+
+def indexer_scores(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_lengths: torch.Tensor,
+    *,
+    requests: torch.Tensor,
+    scores: torch.Tensor,
+    query_scales: torch.Tensor | None = None,
+    key_scales: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> None:
+    """``scores[q, k] = query[q] . key[k]`` for every key ``k`` that row ``q`` sees.
+
+    A group is ``rows / groups`` (1 to 8) consecutive query rows of one request that see the same
+    keys: the first ``context_lengths[g]`` keys of the pages that row ``requests[g]`` of
+    `block_table` lists. The signature and meaning are those of ``flashinfer.sdsa.indexer_scores``;
+    beyond it, BF16 query rows may meet NVFP4 keys, and every GPU from SM80 and every CPU will do.
+
+    Parameters
+    ----------
+    query : torch.Tensor
+        Input, bfloat16 ``[rows, 128]`` or NVFP4 codes uint8 ``[rows, 64]``; row stride a multiple
+        of 16 bytes.
+    key_cache : torch.Tensor
+        Input, bfloat16 ``[pages, 64, 128]`` or NVFP4 codes uint8 ``[pages, 64, 64]``; contiguous
+        inside a page, page stride a multiple of 16 bytes.
+    block_table : torch.Tensor
+        Input, int32 ``[requests, blocks]``, page numbers; only the entries of pages below a group's
+        length are read.
+    context_lengths : torch.Tensor
+        Input, int32 ``[groups]``, in keys; clamped to ``max_context``.
+    requests : torch.Tensor
+        Input, int32 ``[groups]``, rows of `block_table`; any value where the length is 0.
+    scores : torch.Tensor
+        Output, float32 ``[rows, max_context]``; every entry at or past a row's length is left
+        untouched.
+    query_scales : torch.Tensor, optional
+        Input, float8_e4m3fn (or its uint8 bytes) ``[rows, 8]``, with NVFP4 query rows.
+    key_scales : torch.Tensor, optional
+        Input, float8_e4m3fn (or its uint8 bytes) ``[pages, 64, 8]``, with NVFP4 keys; page stride a
+        multiple of 8 bytes.
+    backend : str, optional
+        ``"auto"`` (the default), ``"torch"``, ``"triton"`` or ``"cute"``.
+
+    Raises
+    ------
+    TypeError
+        An argument is no tensor or has the wrong dtype.
+    ValueError
+        A shape, stride, alignment or device is wrong, or scales are missing. With ``SDSA_CHECK=1``
+        in the environment, also a length, request or page number out of range; that mode reads
+        device values and so cannot be captured.
+    RuntimeError
+        No backend, or not the one asked for, can serve this call on this machine.
+    """
+    problem = check_scores_call(
+        query,
+        key_cache,
+        block_table,
+        context_lengths,
+        requests,
+        scores,
+        query_scales,
+        key_scales,
+    )
+    if os.environ.get("SDSA_CHECK") == "1":
+        check_device_values(problem)
+    choose_backend(problem, backend).launch(problem)

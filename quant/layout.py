@@ -1,0 +1,27 @@
+"""Sizes that every part of the project shares: one key, one page, one NVFP4 block.
+
+A key is 128 values. NVFP4 packs it into 64 bytes of E2M1 codes (value ``2i`` in the low nibble of
+byte ``i``) and 8 E4M3 scale bytes, one per block of 16 values. A page is 64 keys; a record is one
+page's bytes in an interleaved cache, keys first and scales after them.
+
+This module imports nothing, so that the command line can read it at no cost.
+"""
+
+PAGE = 64  # keys in a page
+DIM = 128  # values in a key or a query row
+BLOCK = 16  # values that share one scale
+SCALES_PER_KEY = 8  # DIM / BLOCK
+PACKED_DIM = 64  # bytes of codes in a key, DIM / 2
+MAX_ROWS = 8  # query rows in a group, at most
+
+E2M1_MAX = 6.0  # largest magnitude of a code
+E4M3_MAX = 448.0  # largest magnitude of a scale
+NVFP4_MAX = 2688.0  # E2M1_MAX * E4M3_MAX, magnitudes above saturate
+
+CODE_PAGE_BYTES = 4096  # PAGE * PACKED_DIM
+SCALE_PAGE_BYTES = 512  # PAGE * SCALES_PER_KEY
+NVFP4_RECORD_BYTES = 4608  # CODE_PAGE_BYTES + SCALE_PAGE_BYTES
+BF16_RECORD_BYTES = 16384  # PAGE * DIM * 2
+
+KEY_ALIGNMENT_BYTES = 16  # page starts and page strides of key_cache
+SCALE_ALIGNMENT_BYTES = 8  # page starts and page strides of key_scales

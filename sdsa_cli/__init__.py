@@ -1,0 +1,3 @@
+"""The `sdsa` command."""
+
+__version__ = "0.1.0"
