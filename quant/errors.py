@@ -16,7 +16,7 @@ class SdsaError(Exception):
 
 
 class CheckFailedError(SdsaError):
-    """A check ran and its answer is no: an invalid cache, a non-finite score, a missed threshold."""
+    """A check ran and its answer is no: an invalid cache, a score that is not finite."""
 
     exit_code = EXIT_FAILED
 

@@ -1,0 +1,122 @@
+"""Paged keys in memory: views of page records, and one request's keys read back.
+
+A record is one page's bytes in an interleaved cache: 64 keys, then (NVFP4) their scales. Views of
+a ``[pages, record]`` buffer as ``key_cache`` and ``key_scales`` copy nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from .errors import InputError
+from .layout import (
+    BF16_RECORD_BYTES,
+    CODE_PAGE_BYTES,
+    DIM,
+    NVFP4_RECORD_BYTES,
+    PACKED_DIM,
+    PAGE,
+    SCALES_PER_KEY,
+)
+from .nvfp4 import dequantize_nvfp4
+
+BF16 = "bf16"
+NVFP4 = "nvfp4"
+VALUES = (NVFP4, BF16)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKeys:
+    """Keys of several requests in pages, as `indexer_scores` takes them."""
+
+    key_cache: torch.Tensor  # bf16 [pages, 64, 128] or uint8 [pages, 64, 64]
+    key_scales: torch.Tensor | None  # float8_e4m3fn [pages, 64, 8], linear
+    block_table: torch.Tensor  # int32 [requests, blocks], unused entries -1
+    context_lengths: torch.Tensor  # int32 [requests]
+
+    @property
+    def values(self) -> str:
+        """``"nvfp4"`` or ``"bf16"``."""
+        return NVFP4 if self.key_cache.dtype == torch.uint8 else BF16
+
+    @property
+    def pages(self) -> int:
+        """Number of pages in the cache."""
+        return self.key_cache.shape[0]
+
+    def to(self, device: torch.device | str) -> PagedKeys:
+        """The same keys on another device; no copy where they are there already."""
+        scales = self.key_scales
+        return replace(
+            self,
+            key_cache=self.key_cache.to(device),
+            key_scales=None if scales is None else scales.to(device),
+            block_table=self.block_table.to(device),
+            context_lengths=self.context_lengths.to(device),
+        )
+
+
+def record_bytes(values: str) -> int:
+    """Bytes of one page's record: 4,608 for NVFP4, 16,384 for BF16."""
+    return NVFP4_RECORD_BYTES if values == NVFP4 else BF16_RECORD_BYTES
+
+
+def page_views(records: torch.Tensor, values: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``key_cache`` and ``key_scales`` as views of page records, copying nothing.
+
+    Parameters
+    ----------
+    records : torch.Tensor
+        uint8 ``[pages, record]``, row stride free (a multiple of 16 bytes).
+    values : str
+        ``"nvfp4"`` or ``"bf16"``.
+
+    Returns
+    -------
+    key_cache : torch.Tensor
+        uint8 ``[pages, 64, 64]`` or bfloat16 ``[pages, 64, 128]``.
+    key_scales : torch.Tensor or None
+        float8_e4m3fn ``[pages, 64, 8]`` for NVFP4.
+
+    Raises
+    ------
+    ValueError
+        The records do not have the size of `values`.
+    """
+    size = record_bytes(values)
+    if records.dtype != torch.uint8 or records.dim() != 2 or records.shape[1] != size:
+        raise InputError(
+            f"records must be uint8 [pages, {size}] for {values} keys, "
+            f"got {records.dtype} {list(records.shape)}"
+        )
+    if values == BF16:
+        return records.view(torch.bfloat16).unflatten(1, (PAGE, DIM)), None
+    codes = records[:, :CODE_PAGE_BYTES].unflatten(1, (PAGE, PACKED_DIM))
+    scales = records[:, CODE_PAGE_BYTES:].unflatten(1, (PAGE, SCALES_PER_KEY))
+    return codes, scales.view(torch.float8_e4m3fn)
+
+
+def gather_keys(
+    paged: PagedKeys, request: int, start: int = 0, stop: int | None = None
+) -> torch.Tensor:
+    """Keys ``start`` to ``stop`` of one request, decoded: float32 ``[stop - start, 128]``.
+
+    Raises
+    ------
+    ValueError
+        The range does not lie within the request's keys.
+    """
+    length = int(paged.context_lengths[request])
+    stop = length if stop is None else stop
+    if not 0 <= start <= stop <= length:
+        raise InputError(f"keys must lie within 0 to {length}, got {start} to {stop}")
+    first_block = start // PAGE
+    pages = paged.block_table[request, first_block : -(-stop // PAGE)].long()
+    offset = first_block * PAGE
+    keys = paged.key_cache[pages].flatten(0, 1)[start - offset : stop - offset]
+    if paged.key_scales is None:
+        return keys.float()
+    scale_bytes = paged.key_scales.view(torch.uint8)[pages]
+    return dequantize_nvfp4(keys, scale_bytes.flatten(0, 1)[start - offset : stop - offset])
