@@ -153,8 +153,14 @@ def dequantize_nvfp4(
         raise InputError(
             f"scales must be {wanted} for codes {list(codes.shape)}, got {list(scales.shape)}"
         )
-    values = e2m1.unpack_float16(codes.contiguous()).float()
-    blocks = values.view(*scales.shape, BLOCK)
-    factors = scales.view(torch.float8_e4m3fn).float() * e2m1.UNPACKED_UNIT
-    blocks.mul_(factors.unsqueeze(-1))
-    return values.to(dtype)
+    values = torch.empty((*codes.shape[:-1], 2 * codes.shape[-1]), dtype=dtype, device=codes.device)
+    blocks = values.view(-1, BLOCK)
+    code_rows = codes.reshape(-1, BLOCK // 2)
+    scale_rows = scales.view(torch.float8_e4m3fn).reshape(-1)
+    step = values_per_pass(codes.device) // BLOCK
+    for start in range(0, blocks.shape[0], step):
+        part = slice(start, start + step)
+        factors = scale_rows[part].float() * e2m1.UNPACKED_UNIT
+        unpacked = e2m1.unpack_float16(code_rows[part]).float()
+        blocks[part] = unpacked.mul_(factors.unsqueeze(-1))
+    return values

@@ -1,0 +1,35 @@
+"""What every test shares: the fixtures folder, seeds, and the rule for tests that need a GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip GPU tests where there is no GPU; with SDSA_REQUIRE=gpu that is an error instead."""
+    if torch.cuda.is_available():
+        return
+    if os.environ.get("SDSA_REQUIRE") == "gpu":
+        raise pytest.UsageError("SDSA_REQUIRE=gpu, but torch sees no CUDA device")
+    skip = pytest.mark.skip(reason="needs an NVIDIA GPU, torch sees none")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def fixtures() -> Path:
+    """Folder of small real inputs and golden vectors."""
+    return FIXTURES
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A freshly seeded CPU generator."""
+    return torch.Generator().manual_seed(20261130)
