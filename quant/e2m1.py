@@ -51,21 +51,29 @@ def encode(values: torch.Tensor) -> torch.Tensor:
     """
     if values.dtype != torch.float32:
         raise DtypeError(f"values must be float32, got {values.dtype}")
-    return encode_in_place(values.clone(memory_format=torch.contiguous_format)).to(torch.uint8)
+    work = values.clone(memory_format=torch.contiguous_format)
+    workspace = torch.empty(2 * work.numel(), dtype=torch.int32, device=work.device)
+    return encode_in_place(work, workspace).to(torch.uint8)
 
 
-def encode_in_place(values: torch.Tensor) -> torch.Tensor:
-    """`encode` into the memory of `values` (contiguous float32), returned as an int32 view."""
+def encode_in_place(values: torch.Tensor, workspace: torch.Tensor) -> torch.Tensor:
+    """`encode` into the memory of `values` (contiguous float32), returned as an int32 view.
+
+    `workspace` is contiguous int32 of at least ``2 * values.numel()`` elements. New memory for
+    every operation would cost more than the operations: the system hands it out page by page.
+    """
+    count = values.numel()
     bits = values.view(torch.int32)
-    signs = (bits >> 28).bitwise_and_(_SIGN_BIT)
+    signs = workspace[:count].view(values.shape)
+    torch.bitwise_right_shift(bits, 28, out=signs).bitwise_and_(_SIGN_BIT)
     magnitudes = values.abs_().clamp_(max=E2M1_MAX)
-    unit = (bits & _EXPONENT_MASK).view(torch.float32)
-    unit.clamp_(min=1.0).mul_(_ROUNDING_UNIT)
-    magnitudes.add_(unit)
+    units = workspace[count : 2 * count].view(values.shape)
+    torch.bitwise_and(bits, _EXPONENT_MASK, out=units)
+    magnitudes.add_(units.view(torch.float32).clamp_(min=1.0).mul_(_ROUNDING_UNIT))
     # The sum's mantissa now counts half units (0 to 4) and its exponent says which unit: 1, 2 or 4.
-    count = bits & 7
+    halves = torch.bitwise_and(bits, 7, out=units)
     codes = bits.bitwise_right_shift_(22).sub_(2 * _ROUNDING_EXPONENT)
-    return codes.add_(count).bitwise_or_(signs)
+    return codes.add_(halves).bitwise_or_(signs)
 
 
 def decode(codes: torch.Tensor) -> torch.Tensor:
@@ -94,10 +102,13 @@ def pack(codes: torch.Tensor) -> torch.Tensor:
     """
     if codes.shape[-1] % 2:
         raise InputError(f"codes must have an even last dimension, got {list(codes.shape)}")
-    if codes.dtype == torch.int32 and codes.is_contiguous():
-        pairs = codes.view(torch.int64)
-        return ((pairs >> 28) | pairs).to(torch.uint8)  # the cast keeps the lowest byte
     return (codes[..., 0::2] | (codes[..., 1::2] << 4)).to(torch.uint8)
+
+
+def pack_in_place(codes: torch.Tensor, packed: torch.Tensor) -> None:
+    """`pack` contiguous int32 `codes` into uint8 `packed`; the codes are overwritten."""
+    pairs = codes.view(torch.int64)
+    packed.copy_(pairs.bitwise_or_(pairs >> 28))  # the cast keeps the lowest byte
 
 
 def unpack(packed: torch.Tensor) -> torch.Tensor:

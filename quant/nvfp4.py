@@ -81,17 +81,31 @@ def quantize_nvfp4(
     blocks = values.reshape(-1, BLOCK)
     code_rows = codes.view(-1, BLOCK // 2)
     scale_rows = scales.view(-1)
-    step = values_per_pass(values.device) // BLOCK
-    for start in range(0, blocks.shape[0], step):
+    step = min(values_per_pass(values.device) // BLOCK, blocks.shape[0])
+    workspace = torch.empty(3 * step * BLOCK, dtype=torch.int32, device=values.device)
+    for start in range(0, blocks.shape[0], max(step, 1)):
         part = slice(start, start + step)
-        code_rows[part], scale_rows[part] = _quantize_blocks(blocks[part], nonfinite)
+        _quantize_blocks(blocks[part], nonfinite, workspace, code_rows[part], scale_rows[part])
     return codes, scales
 
 
-def _quantize_blocks(blocks: torch.Tensor, nonfinite: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """`quantize_nvfp4` of ``[blocks, 16]`` in one pass."""
+def _quantize_blocks(
+    blocks: torch.Tensor,
+    nonfinite: str,
+    workspace: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+) -> None:
+    """`quantize_nvfp4` of ``[blocks, 16]`` in one pass, into `codes` and `scales`.
+
+    `workspace` is int32 with 3 elements for each value.
+    """
     integer, magnitude_mask, infinity = _BITS[blocks.dtype]
-    magnitudes = blocks.view(integer) & magnitude_mask
+    count = blocks.numel()
+    scaled = workspace[:count].view(torch.float32).view(blocks.shape)
+    rest = workspace[count : 3 * count]
+    magnitudes = rest.view(integer)[:count].view(blocks.shape)
+    torch.bitwise_and(blocks.view(integer), magnitude_mask, out=magnitudes)
     amax = magnitudes.amax(-1)
     nan = None
     if bool((amax >= infinity).any()):
@@ -101,13 +115,13 @@ def _quantize_blocks(blocks: torch.Tensor, nonfinite: str) -> tuple[torch.Tensor
             )
         nan = blocks.isnan()
         amax = magnitudes.masked_fill_(nan, 0).amax(-1)
-    scales = e4m3_scales(amax.view(blocks.dtype).float())
+    scales.copy_(e4m3_scales(amax.view(blocks.dtype).float()))
     decoded = scales.float()
     inverse = decoded.reciprocal().masked_fill_(decoded == 0, 0.0)
-    scaled = blocks.float() * inverse.unsqueeze(-1)
+    scaled.copy_(blocks).mul_(inverse.unsqueeze(-1))
     if nan is not None:
         scaled.masked_fill_(nan, E2M1_MAX)
-    return e2m1.pack(e2m1.encode_in_place(scaled)), scales
+    e2m1.pack_in_place(e2m1.encode_in_place(scaled, rest), codes)
 
 
 def e4m3_scales(amax: torch.Tensor) -> torch.Tensor:
@@ -157,10 +171,11 @@ def dequantize_nvfp4(
     blocks = values.view(-1, BLOCK)
     code_rows = codes.reshape(-1, BLOCK // 2)
     scale_rows = scales.view(torch.float8_e4m3fn).reshape(-1)
-    step = values_per_pass(codes.device) // BLOCK
-    for start in range(0, blocks.shape[0], step):
+    step = min(values_per_pass(codes.device) // BLOCK, blocks.shape[0])
+    workspace = torch.empty(step * BLOCK, dtype=torch.int32, device=codes.device)
+    for start in range(0, blocks.shape[0], max(step, 1)):
         part = slice(start, start + step)
         factors = scale_rows[part].float() * e2m1.UNPACKED_UNIT
-        unpacked = e2m1.unpack_float16(code_rows[part]).float()
-        blocks[part] = unpacked.mul_(factors.unsqueeze(-1))
+        blocks[part] = e2m1.unpack_float16(code_rows[part], workspace=workspace)
+        blocks[part].mul_(factors.unsqueeze(-1))
     return values
