@@ -6,6 +6,7 @@ import hashlib
 
 import pytest
 import torch
+
 from problems import (
     GARBAGE_ENTRIES,
     KINDS,
@@ -14,7 +15,6 @@ from problems import (
     integer_values,
     make_problem,
 )
-
 from sdsa_kernels import torch_scores
 from sdsa_kernels.reference import reference_scores
 from sdsa_quant.nvfp4 import quantize_nvfp4
