@@ -38,6 +38,7 @@ class SdsaGroup(TyperGroup):
         prog_name: str | None = None,
         complete_var: str | None = None,
         standalone_mode: bool = True,
+        windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
         arguments = list(sys.argv[1:] if args is None else args)
@@ -45,7 +46,13 @@ class SdsaGroup(TyperGroup):
         if debug:
             arguments = [DEBUG_FLAG, *(word for word in arguments if word != DEBUG_FLAG)]
         run = functools.partial(
-            super().main, arguments, prog_name, complete_var, standalone_mode=False, **extra
+            super().main,
+            arguments,
+            prog_name,
+            complete_var,
+            standalone_mode=False,
+            windows_expand_args=windows_expand_args,
+            **extra,
         )
         if not standalone_mode:
             return run()
