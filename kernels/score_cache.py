@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,6 +17,8 @@ from sdsa_quant.layout import MAX_ROWS
 from sdsa_quant.nvfp4 import quantize_nvfp4
 from sdsa_quant.paging import BF16, NVFP4, PagedKeys
 
+from .backends import choose_backend
+from .checks import check_scores_call
 from .memory import available_bytes
 from .scores import indexer_scores
 from .traffic import Traffic, call_traffic, scores_bytes
@@ -27,6 +30,7 @@ class ScoreTask:
 
     query: torch.Tensor  # bf16 [rows, 128] or uint8 [rows, 64]
     query_scales: torch.Tensor | None  # float8_e4m3fn [rows, 8] with an NVFP4 query
+    unquantized_query: torch.Tensor  # bf16 [rows, 128]
     paged: PagedKeys
     context_lengths: torch.Tensor  # int32 [groups]
     requests: torch.Tensor  # int32 [groups]
@@ -64,14 +68,6 @@ class ScoreTask:
         """Device of every tensor."""
         return self.query.device
 
-    def length_of(self, row: int) -> int:
-        """Keys that a query row sees."""
-        return self.group_lengths[row // self.rows_per_group]
-
-    def request_of(self, row: int) -> int:
-        """Request of a query row."""
-        return self.group_requests[row // self.rows_per_group]
-
     def traffic(self) -> Traffic:
         """Bytes that one call over every group moves."""
         return call_traffic(
@@ -80,18 +76,33 @@ class ScoreTask:
 
     def score_groups(self, first: int, stop: int, scores: torch.Tensor) -> None:
         """Score groups ``first`` to ``stop`` into float32 ``[their rows, max_context]``."""
+        indexer_scores(**self._call(first, stop, scores), backend=self.backend)
+
+    def chosen_backend(self, scores: torch.Tensor) -> str:
+        """Name of the backend that serves groups scored into such a buffer.
+
+        Raises
+        ------
+        RuntimeError
+            No backend, or not the one asked for, can serve them on this machine.
+        """
+        groups = scores.shape[0] // self.rows_per_group
+        problem = check_scores_call(**self._call(0, groups, scores))
+        return choose_backend(problem, self.backend).name
+
+    def _call(self, first: int, stop: int, scores: torch.Tensor) -> dict[str, Any]:
+        """Arguments of `indexer_scores` for some of the groups."""
         rows = slice(first * self.rows_per_group, stop * self.rows_per_group)
-        indexer_scores(
-            self.query[rows],
-            self.paged.key_cache,
-            self.paged.block_table,
-            self.context_lengths[first:stop],
-            requests=self.requests[first:stop],
-            scores=scores,
-            query_scales=None if self.query_scales is None else self.query_scales[rows],
-            key_scales=self.paged.key_scales,
-            backend=self.backend,
-        )
+        return {
+            "query": self.query[rows],
+            "key_cache": self.paged.key_cache,
+            "block_table": self.paged.block_table,
+            "context_lengths": self.context_lengths[first:stop],
+            "requests": self.requests[first:stop],
+            "scores": scores,
+            "query_scales": None if self.query_scales is None else self.query_scales[rows],
+            "key_scales": self.paged.key_scales,
+        }
 
 
 def plan_scores(
@@ -141,14 +152,16 @@ def plan_scores(
     if not bool(query.isfinite().all()):
         row = int((~query.isfinite()).any(dim=1).nonzero()[0])
         raise InputError(f"query rows must be finite, row {row} is not")
-    moved, query_scales = query.to(device), None
+    unquantized = query.to(device)
+    scored, query_scales = unquantized, None
     if query_format == NVFP4:
-        moved, query_scales = quantize_nvfp4(moved)
+        scored, query_scales = quantize_nvfp4(unquantized)
     requests_tensor = torch.tensor(requests, dtype=torch.int32)
     context_lengths = paged.context_lengths.cpu()[requests_tensor.long()]
     return ScoreTask(
-        query=moved,
+        query=scored,
         query_scales=query_scales,
+        unquantized_query=unquantized,
         paged=paged.to(device),
         context_lengths=context_lengths.to(device),
         requests=requests_tensor.to(device),
@@ -174,7 +187,7 @@ class PieceScorer:
         `groups_per_piece` is less than 1.
     RuntimeError
         The buffer needs more memory than there is; the message has the bytes, and a piece size that
-        fits.
+        fits. Or no backend can serve the task here.
     """
 
     def __init__(self, task: ScoreTask, groups_per_piece: int | None = None) -> None:
@@ -184,10 +197,17 @@ class PieceScorer:
         self.groups_per_piece = min(groups_per_piece or task.groups, task.groups)
         rows = self.groups_per_piece * task.rows_per_group
         self.buffer_bytes = scores_bytes(rows, task.max_context)
+        self.whole_bytes = scores_bytes(task.rows, task.max_context)
         require_memory(task, self.groups_per_piece)
         self._scores = torch.empty(
             (rows, task.max_context), dtype=torch.float32, device=task.device
         )
+        self.backend = task.chosen_backend(self._scores)
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether there is more than one piece."""
+        return self.groups_per_piece < self.task.groups
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Each piece's first row and scores ``[rows, max_context]``, -inf at and past a length.

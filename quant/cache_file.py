@@ -29,7 +29,7 @@ from .layout import (
     SCALES_PER_KEY,
 )
 from .paging import BF16, NVFP4, VALUES, PagedKeys, page_views, record_bytes
-from .safetensors_writer import StoredTensor, header_bytes, write_tensor
+from .safetensors_writer import HeaderEntry, header_bytes, write_tensor
 from .scale_order import (
     LINEAR,
     SCALE_ORDERS,
@@ -128,26 +128,26 @@ def _require_field(metadata: dict[str, str], name: str, choices: Sequence[str]) 
 
 def _stored_tensors(
     header: CacheHeader, pages: int, requests: int, blocks: int
-) -> dict[str, StoredTensor]:
+) -> dict[str, HeaderEntry]:
     """Every tensor of a cache file, in file order."""
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, HeaderEntry] = {}
     if header.layout == INTERLEAVED:
         size = record_bytes(header.values)
-        tensors["pages"] = StoredTensor("U8", (pages, size), pages * size)
+        tensors["pages"] = HeaderEntry("U8", (pages, size), pages * size)
     elif header.values == BF16:
         size = record_bytes(BF16)
-        tensors["keys"] = StoredTensor("BF16", (pages, PAGE, DIM), pages * size)
+        tensors["keys"] = HeaderEntry("BF16", (pages, PAGE, DIM), pages * size)
     else:
-        tensors["keys"] = StoredTensor("U8", (pages, PAGE, PACKED_DIM), pages * CODE_PAGE_BYTES)
+        tensors["keys"] = HeaderEntry("U8", (pages, PAGE, PACKED_DIM), pages * CODE_PAGE_BYTES)
         if header.scale_order == TILED:
             size = tiled_bytes(pages * PAGE, SCALES_PER_KEY)
-            tensors["scales"] = StoredTensor("U8", (size,), size)
+            tensors["scales"] = HeaderEntry("U8", (size,), size)
         else:
-            tensors["scales"] = StoredTensor(
+            tensors["scales"] = HeaderEntry(
                 "U8", (pages, PAGE, SCALES_PER_KEY), pages * SCALE_PAGE_BYTES
             )
-    tensors["block_table"] = StoredTensor("I32", (requests, blocks), requests * blocks * 4)
-    tensors["context_lengths"] = StoredTensor("I32", (requests,), requests * 4)
+    tensors["block_table"] = HeaderEntry("I32", (requests, blocks), requests * blocks * 4)
+    tensors["context_lengths"] = HeaderEntry("I32", (requests,), requests * 4)
     return tensors
 
 

@@ -18,7 +18,7 @@ _HEADER_ALIGNMENT = 64  # so that the first tensor starts at a multiple of it in
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class HeaderEntry:
     """What a header says of one tensor."""
 
     dtype: str  # as safetensors writes it
@@ -27,7 +27,7 @@ class StoredTensor:
 
 
 def header_bytes(
-    tensors: dict[str, StoredTensor], metadata: dict[str, str]
+    tensors: dict[str, HeaderEntry], metadata: dict[str, str]
 ) -> tuple[bytes, dict[str, int]]:
     """The file's first bytes, and where each tensor starts in the file."""
     entries: dict[str, object] = {"__metadata__": metadata}

@@ -18,7 +18,7 @@ import torch
 from .atomic_file import AtomicFile
 from .cache_file import open_safetensors
 from .errors import InputError
-from .safetensors_writer import StoredTensor, header_bytes, write_tensor
+from .safetensors_writer import HeaderEntry, header_bytes, write_tensor
 
 FORMAT = "sdsa-scores"
 VERSION = "1"
@@ -36,7 +36,7 @@ class ScoresShape:
     max_context: int  # keys
     top_k: int
 
-    def tensors(self) -> dict[str, StoredTensor]:
+    def tensors(self) -> dict[str, HeaderEntry]:
         """Every tensor of the file, in file order."""
         shapes = {
             "scores": (self.rows, self.max_context),
@@ -45,7 +45,7 @@ class ScoresShape:
             "top_k_indices": (self.rows, self.top_k),
         }
         return {
-            name: StoredTensor(_TENSORS[name], shape, torch.Size(shape).numel() * _ELEMENT_BYTES)
+            name: HeaderEntry(_TENSORS[name], shape, torch.Size(shape).numel() * _ELEMENT_BYTES)
             for name, shape in shapes.items()
         }
 
