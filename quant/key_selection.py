@@ -104,9 +104,7 @@ def _matching(source: TensorSource, pattern: str) -> list[StoredTensor]:
 def _default_keys(source: TensorSource) -> list[StoredTensor]:
     if KEYS_NAME in source:
         return [source[KEYS_NAME]]
-    candidates = [
-        tensor for tensor in source if tensor.dtype in KEY_DTYPES and tensor.shape[-1:] == (DIM,)
-    ]
+    candidates = [tensor for tensor in source if can_be_keys(tensor)]
     if len(candidates) == 1:
         return candidates
     found = "none" if not candidates else f"{len(candidates)} of them"
@@ -132,8 +130,17 @@ def _refuse_quantized(source: TensorSource, tensor: StoredTensor) -> None:
         )
 
 
+def can_be_keys(tensor: StoredTensor) -> bool:
+    """Whether dtype and shape are those of unquantized keys."""
+    return tensor.dtype in KEY_DTYPES and _has_key_shape(tensor)
+
+
+def _has_key_shape(tensor: StoredTensor) -> bool:
+    return len(tensor.shape) in (2, 3) and tensor.shape[-1] == DIM
+
+
 def _require_key_shape(tensor: StoredTensor) -> None:
-    if len(tensor.shape) not in (2, 3) or tensor.shape[-1] != DIM:
+    if not _has_key_shape(tensor):
         raise InputError(
             f"{tensor.path}: tensor {tensor.name} must be [tokens, {DIM}] or "
             f"[requests, tokens, {DIM}], got {list(tensor.shape)}"

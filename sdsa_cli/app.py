@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +18,8 @@ from typer.core import TyperGroup
 
 from sdsa_quant.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, SdsaError
 
-from . import __version__
+from . import __version__, inspect_file, quantize_cache
+from .options import help_text
 from .output import print_error
 
 DEBUG_FLAG = "--debug"
@@ -123,3 +124,11 @@ def sdsa(
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(EXIT_USAGE)
+
+
+def _add_command(name: str, function: Callable[..., None], examples: str) -> None:
+    app.command(name, help=help_text(function), epilog=examples)(function)
+
+
+_add_command(quantize_cache.COMMAND, quantize_cache.quantize_cache, quantize_cache.EXAMPLES)
+_add_command(inspect_file.COMMAND, inspect_file.inspect, inspect_file.EXAMPLES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,7 +34,18 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything that
 
 def examples(*lines: str) -> str:
     """Epilog of a command's help: one example command on each line, as it would be typed."""
-    return "\n\n".join(["[bold]Examples[/bold]", *(f"  {line}" for line in lines)])
+    return "\n".join(["[bold]Examples[/bold]", *(_literal(line) for line in lines)])
+
+
+def help_text(function: Callable[..., None]) -> str:
+    """A command's docstring as its help: paragraphs without line breaks, brackets as they are."""
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    return "\n\n".join(_literal(" ".join(paragraph.split())) for paragraph in paragraphs)
+
+
+def _literal(text: str) -> str:
+    """`text` with nothing in it that Typer would take for rich markup."""
+    return text.replace("[", "\\[")
 
 
 def choose_device(name: str) -> str:

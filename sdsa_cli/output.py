@@ -28,6 +28,11 @@ class Output:
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
 
+    @property
+    def width(self) -> int:
+        """Columns of stdout's terminal; ``COLUMNS`` or 80 where it is none."""
+        return _console(sys.stdout).width
+
     def result(self, *renderables: Any) -> None:
         """Print text or rich renderables, the result for a reader, to stdout; silent with JSON."""
         if not self.as_json:
