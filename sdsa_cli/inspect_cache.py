@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     from sdsa_quant.cache_file import CacheFile
 
-_KEY_COLUMNS_WIDTH = 37  # terminal columns that a key takes in a page's table
+# Terminal columns that one key takes in a page's table.
+_NVFP4_KEY_WIDTH = 23
+_BF16_KEY_WIDTH = 16
 
 
 def inspect_cache(out: Output, path: str) -> None:
@@ -63,7 +65,8 @@ def _cache_record(cache: CacheFile) -> dict[str, Any]:
 
 def _cache_table(path: str, record: dict[str, Any], valid: bool) -> Any:
     header, ratio = record["header"], record["ratio_to_bf16"]
-    smaller = "" if ratio is None else f", {ratio:.2f}x smaller than BF16"
+    nvfp4 = header["values"] == "nvfp4"
+    smaller = f", {ratio:.2f}x smaller than BF16" if nvfp4 and ratio is not None else ""
     fields = {
         "values": header["values"],
         "layout": header["layout"],
@@ -76,13 +79,13 @@ def _cache_table(path: str, record: dict[str, Any], valid: bool) -> Any:
         "bytes": f"{byte_count(record['cache_bytes'])}{smaller}",
         "valid": "yes" if valid else "no",
     }
-    if header["values"] == "bf16":
+    if not nvfp4:
         del fields["scales"]
     return fields_table(fields, title=f"{path}: a cache, version {header['version']}")
 
 
 def inspect_page(out: Output, path: str, page: int, key: int) -> None:
-    """Show one page of a cache decoded: every key's scales and norm, and one key in full.
+    """Show one page of a cache decoded: every key's scales, and one key in full.
 
     Raises
     ------
@@ -91,7 +94,6 @@ def inspect_page(out: Output, path: str, page: int, key: int) -> None:
     """
     from sdsa_quant.cache_file import open_cache
     from sdsa_quant.errors import InputError
-    from sdsa_quant.layout import DIM
     from sdsa_quant.nvfp4 import dequantize_nvfp4
 
     cache = open_cache(path)
@@ -107,7 +109,7 @@ def inspect_page(out: Output, path: str, page: int, key: int) -> None:
     out.result(
         _page_title(path, page, owner),
         _page_table(keys, scales, owner["used"], out.width),
-        _key_table(keys[key], None if scales is None else scales[key].float(), key, DIM),
+        _key_table(keys[key], None if scales is None else scales[key].float(), key),
     )
     decoded = {
         "kind": "page",
@@ -142,35 +144,41 @@ def _page_title(path: str, page: int, owner: dict[str, Any]) -> str:
 
 
 def _page_table(keys: torch.Tensor, scales: torch.Tensor | None, used: int, width: int) -> Any:
-    """Every key's largest magnitude, norm and scale bytes, several keys side by side."""
+    """Every key's scale bytes (BF16: its norm), as many side by side as the terminal has room for.
+
+    A key's number is in brackets where the key is past the length.
+    """
     import torch
 
-    headings = ["key", "max", "norm"] + ([] if scales is None else ["scale bytes"])
-    side_by_side = max(width // _KEY_COLUMNS_WIDTH, 1)
-    rows = table(*headings * side_by_side, numbers_from=0)
-    rows.padding = (0, 1, 0, 0)
-    largest, norms = keys.abs().amax(-1), keys.norm(dim=-1)
-    cells = []
-    for index in range(keys.shape[0]):
-        name = f"{index}" if index < used else f"({index})"
-        row = [name, f"{float(largest[index]):.3g}", f"{float(norms[index]):.4g}"]
-        if scales is not None:
-            row.append(bytes(scales[index].view(torch.uint8).tolist()).hex())
-        cells.append(row)
-    lines = -(-len(cells) // side_by_side)
+    if scales is None:
+        heading, key_width = "norm", _BF16_KEY_WIDTH
+        texts = [f"{norm:.4g}" for norm in keys.norm(dim=-1).tolist()]
+    else:
+        heading, key_width = "scale bytes", _NVFP4_KEY_WIDTH
+        texts = [bytes(row).hex() for row in scales.view(torch.uint8).tolist()]
+    side_by_side = max(width // key_width, 1)
+    rows = table(*["key", heading] * side_by_side, numbers_from=0)
+    rows.padding, rows.pad_edge = (0, 1, 0, 0), False
+    lines = -(-len(texts) // side_by_side)
     for line in range(lines):
-        rows.add_row(*(cell for row in cells[line::lines] for cell in row))
-    rows.caption = "(key): past the length" if used < keys.shape[0] else None
+        numbers = range(line, len(texts), lines)
+        pairs = ((f"{key}" if key < used else f"({key})", texts[key]) for key in numbers)
+        rows.add_row(*(cell for pair in pairs for cell in pair))
     return rows
 
 
-def _key_table(values: torch.Tensor, scales: torch.Tensor | None, key: int, dim: int) -> Any:
+def _key_table(values: torch.Tensor, scales: torch.Tensor | None, key: int) -> Any:
+    """One key in full: a column for each block, its scale on top of its 16 values."""
     from sdsa_quant.layout import BLOCK
 
-    rows = table("block", "scale", "values", numbers_from=1, title=f"key {key} decoded")
-    rows.columns[2].justify = "left"
-    for block in range(dim // BLOCK):
-        part = values[block * BLOCK : (block + 1) * BLOCK].tolist()
-        scale = "-" if scales is None else f"{float(scales[block]):.4g}"
-        rows.add_row(f"{block}", scale, " ".join(f"{value:.4g}" for value in part))
+    blocks = values.unflatten(0, (-1, BLOCK))
+    headings = [f"block {block}" for block in range(blocks.shape[0])]
+    rows = table(f"key {key}", *headings)
+    rows.padding, rows.pad_edge = (0, 1, 0, 0), False
+    for column in rows.columns:
+        column.overflow = "fold"
+    if scales is not None:
+        rows.add_row("scale", *(f"{scale:.4g}" for scale in scales.tolist()), end_section=True)
+    for index, line in enumerate(blocks.T.tolist()):
+        rows.add_row(f"{index}", *(f"{value:.3g}" for value in line))
     return rows

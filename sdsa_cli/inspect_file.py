@@ -12,7 +12,6 @@ from sdsa_quant.errors import InputError
 from .json_documents import command_document
 from .options import JsonFlag, examples
 from .output import Output, fields_table, table
-from .text import byte_count
 
 if TYPE_CHECKING:
     from sdsa_quant.tensor_source import StoredTensor, TensorSource
@@ -111,11 +110,11 @@ def _tensor_report(source: TensorSource, uses: dict[str, str]) -> Sequence[Any]:
         shape = " x ".join(f"{size:,}" for size in tensor.shape) or "scalar"
         rows.add_row(tensor.name, tensor.dtype, shape, f"{tensor.bytes:,}", uses[tensor.name])
     files = "" if len(source.files) == 1 else f" in {len(source.files)} files"
-    total = byte_count(sum(tensor.bytes for tensor in source))
-    rows.title = f"{source.path}: {len(source)} tensors{files}, {total} bytes"
+    total = sum(tensor.bytes for tensor in source)
+    rows.title = f"{source.path}: {len(source)} tensors{files}, {total:,} bytes"
     report = [rows]
     if len(source) > _LISTED_TENSORS:
         report.append(f"... and {len(source) - _LISTED_TENSORS} more; --json lists them all")
     if source.metadata:
-        report.append(fields_table(source.metadata, title="metadata"))
+        report.append(fields_table(dict(sorted(source.metadata.items())), title="metadata"))
     return report

@@ -12,6 +12,11 @@ PLACEHOLDER = "{name}"
 SUFFIX = ".safetensors"
 
 
+def names_folder(output: str) -> bool:
+    """Whether ``-o`` means a file for each tensor: a folder, or a path with ``{name}``."""
+    return PLACEHOLDER in output or output.endswith(os.sep) or Path(output).is_dir()
+
+
 def output_paths(output: str, names: Sequence[str]) -> list[Path]:
     """One file for each name.
 
@@ -23,28 +28,29 @@ def output_paths(output: str, names: Sequence[str]) -> list[Path]:
     InputError
         Several names and one file, or two names that give the same file.
     """
-    if PLACEHOLDER not in output:
-        if not output.endswith(os.sep) and not Path(output).is_dir():
-            if len(names) > 1:
-                raise InputError(
-                    f"-o {output}: {len(names)} key tensors need a folder (with a / at its end) or "
-                    f"a path with {PLACEHOLDER}, got one file"
-                )
-            return [Path(output)]
-        output = os.path.join(output, PLACEHOLDER + SUFFIX)
+    if not names_folder(output):
+        if len(names) > 1:
+            raise InputError(
+                f"-o {output}: {len(names)} key tensors need a folder (with a / at its end) or "
+                f"a path with {PLACEHOLDER}, got one file"
+            )
+        return [Path(output)]
+    pattern = output if PLACEHOLDER in output else os.path.join(output, PLACEHOLDER + SUFFIX)
     paths: dict[Path, str] = {}
     for name in names:
-        path = Path(output.replace(PLACEHOLDER, name.replace(os.sep, "_")))
+        path = Path(pattern.replace(PLACEHOLDER, name.replace(os.sep, "_")))
         if path in paths:
             raise InputError(
-                f"-o: tensors {paths[path]} and {name} would both be written to {path}"
+                f"-o {output}: tensors {paths[path]} and {name} would both be written to {path}"
             )
         paths[path] = name
     return list(paths)
 
 
-def prepare_outputs(paths: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
-    """Refuse, before any work, outputs that exist or are inputs; make their folders.
+def prepare_outputs(
+    output: str, paths: Sequence[Path], inputs: Sequence[Path], *, force: bool
+) -> None:
+    """Refuse, before any work, outputs that exist or are inputs; make the folder that ``-o`` names.
 
     Raises
     ------
@@ -52,8 +58,12 @@ def prepare_outputs(paths: Sequence[Path], inputs: Sequence[Path], *, force: boo
         An output exists and `force` is false, or it is one of the inputs.
     """
     for path in paths:
-        for source in inputs:
-            if path.exists() and path.samefile(source):
-                raise InputError(f"{path}: is the input, it cannot be the output too")
-        if path.exists() and not force:
+        if not path.exists():
+            continue
+        if any(path.samefile(source) for source in inputs):
+            raise InputError(f"{path}: is the input, it cannot be the output too")
+        if not force:
             raise InputError(f"{path}: exists already; give --force to replace it")
+    if names_folder(output):
+        for path in paths:
+            path.parent.mkdir(exist_ok=True)

@@ -44,8 +44,8 @@ def quantize_cache(
             "--output",
             "-o",
             metavar="CACHE",
-            help="The cache file. For several key tensors: a folder (ending in /), or a path in "
-            "which {name} stands for the tensor's name.",
+            help="The cache file. For several key tensors: a folder (ending in /) for "
+            "NAME.safetensors, or a path in which {name} stands for the tensor's name.",
         ),
     ],
     values: Annotated[
@@ -107,7 +107,7 @@ def quantize_cache(
         for tensor in select_keys(tensors, keys_pattern)
     ]
     paths = output_paths(output, [keys.name for keys in selected])
-    prepare_outputs(paths, tensors.files, force=force)
+    prepare_outputs(output, paths, tensors.files, force=force)
     device = choose_device(device)
     out = Output(as_json=as_json)
     started = time.perf_counter()
@@ -170,7 +170,12 @@ def _dtype_and_shape(keys: CapturedKeys) -> str:
 def _many_caches(caches: Sequence[QuantizedCache]) -> Any:
     rows = table("keys", "pages", "bytes", "flushed", "subnormal", "saturated", "rel. error")
     rows.columns[0].overflow = "fold"
-    rows.title = f"{len(caches)} caches, {caches[0].header.values}, written as {caches[0].path} ..."
+    values, folder = caches[0].header.values, caches[0].path.parent
+    rows.title = f"{len(caches)} {values} caches in {folder}"
+    cache_bytes = sum(cache.cache_bytes for cache in caches)
+    if values == "nvfp4" and cache_bytes:
+        ratio = sum(cache.bf16_bytes for cache in caches) / cache_bytes
+        rows.title += f", {ratio:.2f}x smaller than BF16"
     for cache in caches:
         statistics = cache.statistics
         shares = [
