@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from sdsa_quant.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, SdsaError
 
-from . import __version__, inspect_file, quantize_cache
+from . import __version__, inspect_file, quantize_cache, score
 from .options import help_text
 from .output import print_error
 
@@ -131,4 +131,5 @@ def _add_command(name: str, function: Callable[..., None], examples: str) -> Non
 
 
 _add_command(quantize_cache.COMMAND, quantize_cache.quantize_cache, quantize_cache.EXAMPLES)
+_add_command(score.COMMAND, score.score, score.EXAMPLES)
 _add_command(inspect_file.COMMAND, inspect_file.inspect, inspect_file.EXAMPLES)

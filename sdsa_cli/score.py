@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sdsa_quant.errors import CheckFailedError, InputError
+from sdsa_quant.errors import CheckFailedError
 
 from .json_documents import strict_json
-from .options import BackendOption, DeviceOption, ForceFlag, JsonFile, choose_device
+from .options import BackendOption, DeviceOption, ForceFlag, JsonFile, choose_device, examples
 from .output import Output
+from .output_paths import prepare_outputs
 from .score_inputs import (
     DEFAULT_TOP_K,
     ScoreOptions,
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
     from sdsa_quant.query_file import Queries
     from sdsa_quant.scores_file import ScoresWriter
 
-EXAMPLES = (
+COMMAND = "score"
+EXAMPLES = examples(
     "sdsa score cache.safetensors --queries queries.safetensors",
-    "sdsa score cache.safetensors --queries q.safetensors --baseline keys.safetensors "
-    "--top-k 64,256",
-    "sdsa score cache.safetensors --queries q.safetensors --graph-replay 100 "
-    "-o scores.safetensors --json report.json",
+    "sdsa score cache.safetensors --queries queries.safetensors --baseline keys.safetensors",
+    "sdsa score cache.safetensors --queries queries.safetensors --requests 0,0,1 --top-k 64,256",
+    "sdsa score cache.safetensors --queries queries.safetensors --graph-replay 100 --json -",
+    "sdsa score cache.safetensors --queries queries.safetensors --chunk 4 -o scores.safetensors",
 )
 
 STDOUT = Path("-")
@@ -166,7 +168,7 @@ def score(
         chunk=chunk,
         output=output,
     )
-    _require_new(json, force)
+    _prepare_outputs(options, json, force)
     sink = Output(as_json=json == STDOUT)
     report = run_score(options, sink, force=force)
     sink.result(*report_tables(report))
@@ -272,10 +274,11 @@ def _scores_writer(
     )
 
 
-def _require_new(json: Path | None, force: bool) -> None:
-    """Refuse a report that exists before the work is done, and not after it."""
-    if json is not None and json != STDOUT and json.exists() and not force:
-        raise InputError(f"{json}: exists already; give --force to replace it")
+def _prepare_outputs(options: ScoreOptions, json: Path | None, force: bool) -> None:
+    outputs = [path for path in (options.output, json) if path is not None and path != STDOUT]
+    inputs = [options.cache, options.queries, options.baseline]
+    existing = [path for path in inputs if path is not None and path.exists()]
+    prepare_outputs(outputs, existing, force=force)
 
 
 def _require_finite(rows: Sequence[RowScores]) -> None:

@@ -55,7 +55,6 @@ def report_document(report: ScoreReport) -> dict[str, Any]:
     return command_document(
         "score",
         {
-            "environment": describe_environment(),
             "inputs": report.options,
             "cache": _cache_fields(report.cache),
             "problem": _problem_fields(report),
@@ -64,6 +63,7 @@ def report_document(report: ScoreReport) -> dict[str, Any]:
             "baseline": _baseline_fields(report.baseline),
             "accuracy": report.accuracy,
             "timing": _timing_fields(report),
+            "environment": describe_environment(),
             "rows": [_row_fields(row) for row in report.rows],
         },
     )
