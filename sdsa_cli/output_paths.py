@@ -50,7 +50,21 @@ def output_paths(output: str, names: Sequence[str]) -> list[Path]:
 def prepare_outputs(
     output: str, paths: Sequence[Path], inputs: Sequence[Path], *, force: bool
 ) -> None:
-    """Refuse, before any work, outputs that exist or are inputs; make the folder that ``-o`` names.
+    """Check the outputs before any work, and make the folder that ``-o`` names.
+
+    Raises
+    ------
+    InputError
+        As `check_outputs`.
+    """
+    check_outputs(paths, inputs, force=force)
+    if names_folder(output):
+        for path in paths:
+            path.parent.mkdir(exist_ok=True)
+
+
+def check_outputs(paths: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
+    """Refuse, before any work, outputs that exist or are inputs.
 
     Raises
     ------
@@ -64,6 +78,3 @@ def prepare_outputs(
             raise InputError(f"{path}: is the input, it cannot be the output too")
         if not force:
             raise InputError(f"{path}: exists already; give --force to replace it")
-    if names_folder(output):
-        for path in paths:
-            path.parent.mkdir(exist_ok=True)

@@ -15,10 +15,11 @@ from sdsa_quant.errors import CheckFailedError
 from .json_documents import strict_json
 from .options import BackendOption, DeviceOption, ForceFlag, JsonFile, choose_device, examples
 from .output import Output
-from .output_paths import prepare_outputs
+from .output_paths import check_outputs
 from .score_inputs import (
     DEFAULT_TOP_K,
     ScoreOptions,
+    at_least_one,
     choose_softmax_scale,
     parse_top_k,
     requests_of_groups,
@@ -46,7 +47,7 @@ STDOUT = Path("-")
 
 def score(
     cache: Annotated[
-        Path, typer.Argument(help="Cache file, as quantize-cache writes it.", show_default=False)
+        Path, typer.Argument(metavar="CACHE", help="Cache file, as quantize-cache writes it.")
     ],
     queries: Annotated[
         Path,
@@ -68,10 +69,9 @@ def score(
         int | None,
         typer.Option(
             "--rows-per-group",
-            min=1,
-            max=8,
-            help="Consecutive rows that see the same keys; default: what the queries file says "
-            "(its shape, or rows_per_group in its metadata), else 1.",
+            metavar="ROWS",
+            help="Consecutive rows that see the same keys, 1 to 8; default: what the queries file "
+            "says (its shape, or rows_per_group in its metadata), else 1.",
         ),
     ] = None,
     requests: Annotated[
@@ -118,7 +118,6 @@ def score(
         typer.Option(
             "--graph-replay",
             metavar="N",
-            min=1,
             help="Time N replays of a CUDA graph; on a CPU N plain repeats.",
         ),
     ] = None,
@@ -129,7 +128,6 @@ def score(
         typer.Option(
             "--chunk",
             metavar="GROUPS",
-            min=1,
             help="Score so many groups at a time, for scores that do not fit into memory; the "
             "result is the same to the bit.",
         ),
@@ -155,20 +153,20 @@ def score(
         cache=cache,
         queries=queries,
         query_name=query_name,
-        rows_per_group=rows_per_group,
+        rows_per_group=at_least_one("--rows-per-group", rows_per_group),
         requests=requests,
         query_format=query_format,
         baseline=baseline,
         keys=keys,
         top_k=parse_top_k(top_k),
         softmax_scale=choose_softmax_scale(softmax_scale),
-        graph_replay=graph_replay,
+        graph_replay=at_least_one("--graph-replay", graph_replay),
         backend=backend,
         device=choose_device(device),
-        chunk=chunk,
+        chunk=at_least_one("--chunk", chunk),
         output=output,
     )
-    _prepare_outputs(options, json, force)
+    _check_outputs(options, json, force)
     sink = Output(as_json=json == STDOUT)
     report = run_score(options, sink, force=force)
     sink.result(*report_tables(report))
@@ -274,11 +272,11 @@ def _scores_writer(
     )
 
 
-def _prepare_outputs(options: ScoreOptions, json: Path | None, force: bool) -> None:
+def _check_outputs(options: ScoreOptions, json: Path | None, force: bool) -> None:
     outputs = [path for path in (options.output, json) if path is not None and path != STDOUT]
     inputs = [options.cache, options.queries, options.baseline]
     existing = [path for path in inputs if path is not None and path.exists()]
-    prepare_outputs(outputs, existing, force=force)
+    check_outputs(outputs, existing, force=force)
 
 
 def _require_finite(rows: Sequence[RowScores]) -> None:

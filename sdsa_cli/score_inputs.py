@@ -57,6 +57,19 @@ def _parse_numbers(text: str) -> list[int]:
     return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else []
 
 
+def at_least_one(option: str, given: int | None) -> int | None:
+    """The number that an option was given, None where it was left out.
+
+    Raises
+    ------
+    InputError
+        It is less than 1.
+    """
+    if given is not None and given < 1:
+        raise InputError(f"{option} must be at least 1, got {given}")
+    return given
+
+
 def choose_softmax_scale(given: float | None) -> float:
     """The scale of ``--softmax-scale``, 1/sqrt(128) by default.
 
@@ -96,8 +109,10 @@ def requests_of_groups(options: ScoreOptions, queries: Queries, cache_requests: 
 
 def _count_groups(rows: int, given: int | None, stated: int | None) -> int:
     rows_per_group = given or stated or 1
-    if not 1 <= rows_per_group <= MAX_ROWS:
-        raise InputError(f"rows per group must be 1 to {MAX_ROWS}, got {rows_per_group}")
+    if rows_per_group > MAX_ROWS:
+        raise InputError(
+            f"rows per group must be 1 to {MAX_ROWS} (see --rows-per-group), got {rows_per_group}"
+        )
     if rows == 0 or rows % rows_per_group:
         raise InputError(
             f"query rows must make whole groups of {rows_per_group} (see --rows-per-group), "
