@@ -21,7 +21,7 @@ from .backends import choose_backend
 from .checks import check_scores_call
 from .memory import available_bytes
 from .scores import indexer_scores
-from .traffic import Traffic, call_traffic, scores_bytes
+from .traffic import Traffic, score_traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,12 @@ class ScoreTask:
 
     def traffic(self) -> Traffic:
         """Bytes that one call over every group moves."""
-        return call_traffic(
-            self.group_lengths, self.rows_per_group, self.paged.values, self.query_format
+        return score_traffic(
+            self.group_lengths,
+            rows_per_group=self.rows_per_group,
+            max_context=self.max_context,
+            query_format=self.query_format,
+            key_format=self.paged.values,
         )
 
     def score_groups(self, first: int, stop: int, scores: torch.Tensor) -> None:
@@ -196,8 +200,8 @@ class PieceScorer:
         self.task = task
         self.groups_per_piece = min(groups_per_piece or task.groups, task.groups)
         rows = self.groups_per_piece * task.rows_per_group
-        self.buffer_bytes = scores_bytes(rows, task.max_context)
-        self.whole_bytes = scores_bytes(task.rows, task.max_context)
+        self.buffer_bytes = _scores_bytes(rows, task.max_context)
+        self.whole_bytes = _scores_bytes(task.rows, task.max_context)
         require_memory(task, self.groups_per_piece)
         self._scores = torch.empty(
             (rows, task.max_context), dtype=torch.float32, device=task.device
@@ -232,6 +236,11 @@ class PieceScorer:
         return self._scores[: (stop - first) * self.task.rows_per_group]
 
 
+def _scores_bytes(rows: int, max_context: int) -> int:
+    """Bytes of a float32 scores buffer."""
+    return rows * max_context * torch.float32.itemsize
+
+
 def require_memory(task: ScoreTask, groups_per_piece: int) -> None:
     """Refuse a scores buffer that does not fit into the memory that is left.
 
@@ -241,11 +250,11 @@ def require_memory(task: ScoreTask, groups_per_piece: int) -> None:
         It does not fit.
     """
     rows = groups_per_piece * task.rows_per_group
-    needed = scores_bytes(rows, task.max_context)
+    needed = _scores_bytes(rows, task.max_context)
     available = available_bytes(task.device)
     if needed <= available:
         return
-    fitting = available // scores_bytes(task.rows_per_group, task.max_context)
+    fitting = available // _scores_bytes(task.rows_per_group, task.max_context)
     hint = (
         f"score at most {fitting} groups at a time with --chunk {fitting}"
         if fitting

@@ -1,7 +1,13 @@
-"""Bytes that one call of `indexer_scores` has to move.
+"""How many bytes one call of `indexer_scores` must move, at least.
 
-Every group reads the pages of its keys whole, also the last one, and each of its rows' queries;
-it writes four bytes for each score. Two groups of one request read the same pages twice.
+Per call, with ``pages(g) = ceil(min(length(g), max_context) / 64)``:
+
+    key bytes   = sum over groups of pages(g) * record     (4,608 bytes NVFP4, 16,384 bytes BF16)
+    query bytes = rows * row bytes                         (72 bytes NVFP4, 256 bytes BF16)
+    score bytes = sum over groups of length(g) * rows_per_group * 4
+
+A page counts once per group that reads it: requests shared between groups may be served by the L2
+cache, which this model leaves out. Tables and lengths are left out too, they are 4 bytes a page.
 """
 
 from __future__ import annotations
@@ -9,19 +15,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sdsa_quant.layout import DIM, PACKED_DIM, PAGE, SCALES_PER_KEY
-from sdsa_quant.paging import NVFP4, record_bytes
+from sdsa_quant.layout import (
+    BF16_RECORD_BYTES,
+    DIM,
+    NVFP4_RECORD_BYTES,
+    PACKED_DIM,
+    PAGE,
+    SCALES_PER_KEY,
+)
 
-_BF16_BYTES = 2
-_FLOAT32_BYTES = 4
+from .checks import NVFP4
+
+_BF16_ROW_BYTES = 2 * DIM
+_NVFP4_ROW_BYTES = PACKED_DIM + SCALES_PER_KEY
+_SCORE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one call reads and writes."""
+    """Bytes that one call moves."""
 
-    pages: int  # read, counted once for each group
-    key_bytes: int  # codes and scales, or BF16 keys
+    pages: int
+    key_bytes: int
     query_bytes: int
     score_bytes: int
 
@@ -30,26 +45,39 @@ class Traffic:
         """Keys, queries and scores together."""
         return self.key_bytes + self.query_bytes + self.score_bytes
 
-
-def query_row_bytes(query_format: str) -> int:
-    """Bytes of one query row: 72 for NVFP4, 256 for BF16."""
-    return PACKED_DIM + SCALES_PER_KEY if query_format == NVFP4 else DIM * _BF16_BYTES
-
-
-def scores_bytes(rows: int, max_context: int) -> int:
-    """Bytes of a scores buffer of that many rows and columns."""
-    return rows * max_context * _FLOAT32_BYTES
+    def gigabytes_per_second(self, microseconds: float) -> float:
+        """Bandwidth of a call that took `microseconds`, in 10^9 bytes per second."""
+        return self.total_bytes / microseconds / 1e3
 
 
-def call_traffic(
-    context_lengths: Sequence[int], rows_per_group: int, key_format: str, query_format: str
+def score_traffic(
+    context_lengths: Sequence[int],
+    *,
+    rows_per_group: int,
+    max_context: int,
+    query_format: str,
+    key_format: str,
 ) -> Traffic:
-    """Traffic of one call over groups of these lengths, in keys."""
-    pages = sum(-(-length // PAGE) for length in context_lengths)
-    rows = rows_per_group * len(context_lengths)
+    """Bytes of one call.
+
+    Parameters
+    ----------
+    context_lengths : sequence of int
+        Keys of each group, on the host; clamped to `max_context`.
+    rows_per_group : int
+        Query rows of each group.
+    max_context : int
+        Columns of ``scores``.
+    query_format, key_format : str
+        ``"bf16"`` or ``"nvfp4"``.
+    """
+    lengths = [max(0, min(int(length), max_context)) for length in context_lengths]
+    pages = sum(-(-length // PAGE) for length in lengths)
+    record = NVFP4_RECORD_BYTES if key_format == NVFP4 else BF16_RECORD_BYTES
+    row_bytes = _NVFP4_ROW_BYTES if query_format == NVFP4 else _BF16_ROW_BYTES
     return Traffic(
         pages=pages,
-        key_bytes=pages * record_bytes(key_format),
-        query_bytes=rows * query_row_bytes(query_format),
-        score_bytes=scores_bytes(rows_per_group, sum(context_lengths)),
+        key_bytes=pages * record,
+        query_bytes=len(lengths) * rows_per_group * row_bytes,
+        score_bytes=sum(lengths) * rows_per_group * _SCORE_BYTES,
     )

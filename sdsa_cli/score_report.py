@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from .score_inputs import ScoreOptions
 
+_LONGEST_US = 10_000  # shown in microseconds; what takes longer is in milliseconds
 _ROWS_SHOWN = 8  # of the table of scores, which stands where there is no accuracy
 
 
@@ -125,7 +126,7 @@ def _timing_fields(report: ScoreReport) -> dict[str, Any] | None:
         "query_bytes": traffic.query_bytes,
         "score_bytes": traffic.score_bytes,
         "total_bytes": traffic.total_bytes,
-        "gigabytes_per_second": gigabytes_per_second(report.timing, traffic),
+        "gigabytes_per_second": traffic.gigabytes_per_second(report.timing.median_us),
     }
 
 
@@ -154,11 +155,6 @@ def _row_fields(row: RowScores) -> dict[str, Any]:
     return fields
 
 
-def gigabytes_per_second(timing: Timing, traffic: Traffic) -> float:
-    """Traffic over the median time, in 10^9 bytes a second."""
-    return traffic.total_bytes / timing.median_us / 1e3
-
-
 def report_tables(report: ScoreReport) -> list[Any]:
     """What a terminal shows: recall first, then errors, then timing."""
     parts: list[Any] = [fields_table(_summary_fields(report))]
@@ -175,12 +171,12 @@ def report_tables(report: ScoreReport) -> list[Any]:
 def _summary_fields(report: ScoreReport) -> Mapping[str, str]:
     scorer, task = report.scorer, report.scorer.task
     pieces = f", --chunk {scorer.groups_per_piece}" if scorer.in_pieces else ""
+    keys, requests = int(report.cache.context_lengths.sum()), report.cache.context_lengths.shape[0]
     fields = {
-        "cache": f"{report.options.cache.name}: {task.paged.values}, "
-        f"{int(report.cache.context_lengths.sum()):,} keys of "
-        f"{report.cache.context_lengths.shape[0]} requests",
-        "queries": f"{report.query_name}: {task.query_format}, {task.rows} rows in "
-        f"{task.groups} groups, up to {task.max_context:,} keys each",
+        "cache": f"{report.options.cache.name}: {task.paged.values}, {_count(keys, 'key')} of "
+        f"{_count(requests, 'request')}",
+        "queries": f"{report.query_name}: {task.query_format}, {_count(task.rows, 'row')} in "
+        f"{_count(task.groups, 'group')}, up to {_count(task.max_context, 'key')} each",
         "scores": f"{scorer.whole_bytes:,} bytes, by {scorer.backend} on {task.device}{pieces}",
     }
     left_out = _rows_left_out(report)
@@ -194,9 +190,11 @@ def _rows_left_out(report: ScoreReport) -> str:
     empty = sum(row.length == 0 for row in report.rows)
     parts = []
     if empty:
-        parts.append(f"{empty} rows of length 0")
+        parts.append(f"{_count(empty, 'row')} of length 0")
     if report.rows_invalid:
-        parts.append(f"{report.rows_invalid} INVALID rows, with scores that are not finite")
+        parts.append(
+            f"{_count(report.rows_invalid, 'INVALID row')}, with scores that are not finite"
+        )
     return ", ".join(parts)
 
 
@@ -290,16 +288,24 @@ def _scores_table(rows: Sequence[RowScores]) -> Any:
 
 
 def _timing_table(timing: Timing, traffic: Traffic) -> Any:
-    result = _compact_table("time", "median", "p10", "p90", "bytes moved", "GB/s")
+    unit, unit_us = ("us", 1.0) if timing.median_us < _LONGEST_US else ("ms", 1e3)
+    result = _compact_table(
+        "time", "runs", f"median {unit}", f"p10 {unit}", f"p90 {unit}", "bytes moved", "GB/s"
+    )
+    times = (timing.median_us, timing.p10_us, timing.p90_us)
     result.add_row(
-        f"replay: {timing.replay}, {len(timing.samples_us)} times",
-        f"{timing.median_us:,.1f} us",
-        f"{timing.p10_us:,.1f}",
-        f"{timing.p90_us:,.1f}",
+        f"replay: {timing.replay}",
+        f"{len(timing.samples_us):,}",
+        *(f"{microseconds / unit_us:,.1f}" for microseconds in times),
         f"{traffic.total_bytes:,}",
-        f"{gigabytes_per_second(timing, traffic):,.2f}",
+        f"{traffic.gigabytes_per_second(timing.median_us):,.4g}",
     )
     return result
+
+
+def _count(number: int, noun: str) -> str:
+    """``1 request``, ``4 requests``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _share(value: float | None) -> str:

@@ -13,7 +13,6 @@ from sdsa_kernels import score_cache
 from sdsa_kernels.reference import reference_scores
 from sdsa_kernels.score_cache import PieceScorer, ScoreTask, plan_scores, require_memory
 from sdsa_kernels.score_timing import time_scorer
-from sdsa_kernels.traffic import call_traffic
 from sdsa_quant.errors import InputError, UnsupportedError
 from sdsa_quant.paging import PagedKeys
 
@@ -145,14 +144,13 @@ def test_timing_a_cpu_is_eager(tmp_path: Path, generator: torch.Generator) -> No
     assert 0 < timing.p10_us <= timing.median_us <= timing.p90_us
 
 
-def test_traffic_counts_whole_pages_for_every_group() -> None:
-    # 130 keys are 3 pages, 64 are 1, 65 are 2; 2 rows a group.
-    traffic = call_traffic([130, 0, 64, 65], 2, "nvfp4", "nvfp4")
-    assert (traffic.pages, traffic.key_bytes) == (6, 6 * 4608)
-    assert (traffic.query_bytes, traffic.score_bytes) == (8 * 72, 2 * 259 * 4)
-    assert traffic.total_bytes == 6 * 4608 + 8 * 72 + 2 * 259 * 4
-    bf16 = call_traffic([130, 0, 64, 65], 2, "bf16", "bf16")
-    assert (bf16.key_bytes, bf16.query_bytes) == (6 * 16384, 8 * 256)
+def test_traffic_counts_whole_pages_for_every_group(
+    tmp_path: Path, generator: torch.Generator
+) -> None:
+    # CASES 61: groups of 300, 130, 1, 0, 64 and 300 keys have 5 + 3 + 1 + 0 + 1 + 5 pages.
+    traffic = make_task(tmp_path, generator).traffic()
+    assert (traffic.pages, traffic.key_bytes) == (15, 15 * 4608)
+    assert (traffic.query_bytes, traffic.score_bytes) == (12 * 72, 2 * 795 * 4)
 
 
 def test_refuses_a_task_that_cannot_be(tmp_path: Path, generator: torch.Generator) -> None:
