@@ -81,14 +81,22 @@ def test_a_kill_at_any_time_leaves_the_old_cache_or_none(
     validate_cache(open_cache(cache))
 
 
-def test_an_interrupt_ends_with_130_and_leaves_nothing(save_keys: SaveKeys, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "exit_code", "line"),
+    [(signal.SIGINT, 130, "error: interrupted\n"), (signal.SIGTERM, 143, "")],
+    ids=["interrupt", "terminate"],
+)
+def test_a_polite_end_leaves_nothing(
+    save_keys: SaveKeys, tmp_path: Path, number: int, exit_code: int, line: str
+) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     with running(
         "quantize-cache", save_keys(count=KEYS), "-o", folder / "c.safetensors"
     ) as process:
         wait_for_partial_file(folder, process)
-        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)  # past the file's creation
+        process.send_signal(number)
         stdout, stderr = process.communicate()
-    assert (process.returncode, stdout, stderr) == (130, "", "error: interrupted\n")
+    assert (process.returncode, stdout, stderr) == (exit_code, "", line)
     assert list(folder.iterdir()) == []
