@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .json_documents import command_document
-from .output import Output, fields_table, table
+from .output import Output, fields_table, heading, table
 from .text import byte_count, describe_lengths
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def inspect_cache(out: Output, path: str) -> None:
     except (CacheFormatError, CheckFailedError) as error:
         reason = str(error)
     if record:
-        out.result(_cache_table(path, record, valid=reason is None))
+        out.result(*_cache_report(path, record, valid=reason is None))
     validity = {"kind": "cache", "path": path, "valid": reason is None, "reason": reason}
     out.document(command_document("inspect", validity | record))
     if reason is not None:
@@ -63,7 +63,7 @@ def _cache_record(cache: CacheFile) -> dict[str, Any]:
     }
 
 
-def _cache_table(path: str, record: dict[str, Any], valid: bool) -> Any:
+def _cache_report(path: str, record: dict[str, Any], valid: bool) -> list[Any]:
     header, ratio = record["header"], record["ratio_to_bf16"]
     nvfp4 = header["values"] == "nvfp4"
     smaller = f", {ratio:.2f}x smaller than BF16" if nvfp4 and ratio is not None else ""
@@ -81,7 +81,8 @@ def _cache_table(path: str, record: dict[str, Any], valid: bool) -> Any:
     }
     if not nvfp4:
         del fields["scales"]
-    return fields_table(fields, title=f"{path}: a cache, version {header['version']}")
+    title = heading(f"{path}: a cache, version {header['version']}")
+    return [title, fields_table(fields)]
 
 
 def inspect_page(out: Output, path: str, page: int, key: int) -> None:
@@ -107,7 +108,7 @@ def inspect_page(out: Output, path: str, page: int, key: int) -> None:
     keys = keys.float()
     owner = _find_owner(cache, page)
     out.result(
-        _page_title(path, page, owner),
+        heading(_page_title(path, page, owner)),
         _page_table(keys, scales, owner["used"], out.width),
         _key_table(keys[key], None if scales is None else scales[key].float(), key),
     )

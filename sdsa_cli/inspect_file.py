@@ -11,7 +11,7 @@ from sdsa_quant.errors import InputError
 
 from .json_documents import command_document
 from .options import JsonFlag, examples
-from .output import Output, fields_table, table
+from .output import Output, fields_table, heading, table
 
 if TYPE_CHECKING:
     from sdsa_quant.tensor_source import StoredTensor, TensorSource
@@ -111,10 +111,9 @@ def _tensor_report(source: TensorSource, uses: dict[str, str]) -> Sequence[Any]:
         rows.add_row(tensor.name, tensor.dtype, shape, f"{tensor.bytes:,}", uses[tensor.name])
     files = "" if len(source.files) == 1 else f" in {len(source.files)} files"
     total = sum(tensor.bytes for tensor in source)
-    rows.title = f"{source.path}: {len(source)} tensors{files}, {total:,} bytes"
-    report = [rows]
+    report = [heading(f"{source.path}: {len(source)} tensors{files}, {total:,} bytes"), rows]
     if len(source) > _LISTED_TENSORS:
         report.append(f"... and {len(source) - _LISTED_TENSORS} more; --json lists them all")
     if source.metadata:
-        report.append(fields_table(dict(sorted(source.metadata.items())), title="metadata"))
+        report += [heading("metadata"), fields_table(dict(sorted(source.metadata.items())))]
     return report

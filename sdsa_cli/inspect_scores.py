@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .json_documents import command_document
-from .output import Output, fields_table, table
+from .output import Output, fields_table, heading, table
 from .text import byte_count, describe_lengths
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _report(scores: ScoresFile, rows: Sequence[dict[str, Any]]) -> list[Any]:
         low, high = ("-" if row[end] is None else f"{row[end]:.4g}" for end in ("min", "max"))
         best = " ".join(map(str, row["best_keys"]))
         listed.add_row(f"{row['row']}", f"{row['request']}", f"{row['length']:,}", low, high, best)
-    report = [fields_table(fields, title=f"{scores.path}: scores"), listed]
+    report = [heading(f"{scores.path}: scores"), fields_table(fields), listed]
     if len(rows) > _LISTED_ROWS:
         report.append(f"... and {len(rows) - _LISTED_ROWS:,} more rows; --json lists them all")
     return report

@@ -34,11 +34,16 @@ class Output:
         return _console(sys.stdout).width
 
     def result(self, *renderables: Any) -> None:
-        """Print text or rich renderables, the result for a reader, to stdout; silent with JSON."""
+        """Print text or rich renderables, the result for a reader, to stdout; silent with JSON.
+
+        Lines of text are left to the terminal to wrap, so that paths in them can be copied.
+        """
         if not self.as_json:
+            from rich.text import Text
+
             console = _console(sys.stdout)
             for renderable in renderables:
-                console.print(renderable)
+                console.print(renderable, soft_wrap=isinstance(renderable, str | Text))
 
     def document(self, document: Mapping[str, Any]) -> None:
         """Print a document, the result for a program, to stdout; silent without JSON."""
@@ -104,12 +109,18 @@ def table(*headings: str, title: str | None = None, numbers_from: int = 1) -> An
     return result
 
 
-def fields_table(fields: Mapping[str, str], title: str | None = None) -> Any:
+def heading(text: str) -> Any:
+    """Bold line of text, such as the file that a table is about."""
+    from rich.text import Text
+
+    return Text(text, style="bold")
+
+
+def fields_table(fields: Mapping[str, str]) -> Any:
     """Rich table of two columns without headings: names and what they are."""
     from rich.table import Table
 
     result = Table.grid(padding=(0, 2))
-    result.title, result.title_justify, result.title_style = title, "left", "bold"
     result.add_column(style="dim")
     result.add_column(overflow="fold")
     for name, value in fields.items():

@@ -11,7 +11,7 @@ import typer
 
 from .json_documents import command_document
 from .options import DeviceOption, ForceFlag, JsonFlag, choose_device, examples
-from .output import Output, fields_table, table
+from .output import Output, fields_table, heading, table
 from .output_paths import output_paths, prepare_outputs
 from .text import percent
 
@@ -128,7 +128,7 @@ def _report(
 ) -> list[Any]:
     from sdsa_quant.key_selection import lengths_candidates
 
-    report = [_one_cache(caches[0]) if len(caches) == 1 else _many_caches(caches)]
+    report = _one_cache(caches[0]) if len(caches) == 1 else _many_caches(caches)
     keys = sum(sum(cache.keys.context_lengths) for cache in caches)
     closing = f"{keys:,} keys in {seconds:.2f} s"
     candidates = lengths_candidates(tensors)
@@ -137,7 +137,7 @@ def _report(
     return [*report, closing]
 
 
-def _one_cache(cache: QuantizedCache) -> Any:
+def _one_cache(cache: QuantizedCache) -> list[Any]:
     header, statistics = cache.header, cache.statistics
     stored = f"{header.values}, {header.layout}"
     if header.values == "nvfp4":
@@ -160,22 +160,22 @@ def _one_cache(cache: QuantizedCache) -> Any:
     if statistics.nonfinite:
         fields["non-finite values"] = f"{statistics.nonfinite:,} converted, not in the error"
     fields["relative error"] = f"{statistics.relative_error:.4g} (L2, all keys)"
-    return fields_table(fields, title=str(cache.path))
+    return [heading(str(cache.path)), fields_table(fields)]
 
 
 def _dtype_and_shape(keys: CapturedKeys) -> str:
     return f"{keys.tensor.dtype} {list(keys.tensor.shape)}"
 
 
-def _many_caches(caches: Sequence[QuantizedCache]) -> Any:
+def _many_caches(caches: Sequence[QuantizedCache]) -> list[Any]:
     rows = table("keys", "pages", "bytes", "flushed", "subnormal", "saturated", "rel. error")
     rows.columns[0].overflow = "fold"
     values, folder = caches[0].header.values, caches[0].path.parent
-    rows.title = f"{len(caches)} {values} caches in {folder}"
+    title = f"{len(caches)} {values} caches in {folder}"
     cache_bytes = sum(cache.cache_bytes for cache in caches)
     if values == "nvfp4" and cache_bytes:
         ratio = sum(cache.bf16_bytes for cache in caches) / cache_bytes
-        rows.title += f", {ratio:.2f}x smaller than BF16"
+        title += f", {ratio:.2f}x smaller than BF16"
     for cache in caches:
         statistics = cache.statistics
         shares = [
@@ -189,7 +189,7 @@ def _many_caches(caches: Sequence[QuantizedCache]) -> Any:
             *shares,
             f"{statistics.relative_error:.4g}",
         )
-    return rows
+    return [heading(title), rows]
 
 
 def _document(

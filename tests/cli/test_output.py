@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import program
 
-from sdsa_cli.output import Output, fields_table, print_error, table
+from sdsa_cli.output import Output, fields_table, heading, print_error, table
 
 
 class Terminal(io.StringIO):
@@ -85,8 +85,9 @@ def test_errors_are_one_line_however_long(capsys: pytest.CaptureFixture[str]) ->
 def test_tables_align_numbers_and_keep_brackets(capsys: pytest.CaptureFixture[str]) -> None:
     rows = table("name", "count", title="title")
     rows.add_row("keys[0]", "7")
-    Output().result(rows, fields_table({"name": "value [x]"}))
-    lines = capsys.readouterr().out.splitlines()
+    Output().result(heading("long/" * 30), rows, fields_table({"name": "value [x]"}))
+    path, *lines = capsys.readouterr().out.splitlines()
+    assert path == "long/" * 30
     assert lines[0].rstrip() == "title"
     assert any(line.split() == ["keys[0]", "7"] for line in lines)
     assert lines[-1].split() == ["name", "value", "[x]"]

@@ -343,5 +343,6 @@ def test_the_report_fits_the_terminal(
     pattern = ("--keys", "layers.*.keys", "-o", f"{tmp_path}/caches/")
     answer = sdsa_process("quantize-cache", layers, *pattern, COLUMNS=columns)
     answer.is_clean()
-    assert max(map(len, answer.stdout.splitlines())) <= int(columns)
+    # The first line has the folder's path, which the terminal wraps.
+    assert max(map(len, answer.stdout.splitlines()[1:])) <= int(columns)
     assert "\x1b" not in answer.stdout
