@@ -106,13 +106,3 @@ def test_input_is_left_as_it_was() -> None:
 def test_refuses(scores: torch.Tensor, k: int, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         top_k_indices(scores, k)
-
-
-@pytest.mark.gpu
-def test_cuda_chooses_what_the_cpu_does(generator: torch.Generator) -> None:
-    scores = torch.randint(-50, 50, (5, 4099), generator=generator).float()
-    scores[2, ::7] = math.nan
-    scores[3] = scores[3] * -0.0
-    lengths = torch.tensor([4099, 0, 4000, 17, 1])
-    on_gpu = top_k_indices(scores.cuda(), 256, lengths.cuda())
-    assert torch.equal(on_gpu.cpu(), top_k_indices(scores, 256, lengths))
