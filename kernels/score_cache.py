@@ -256,9 +256,9 @@ def require_memory(task: ScoreTask, groups_per_piece: int) -> None:
         return
     fitting = available // _scores_bytes(task.rows_per_group, task.max_context)
     hint = (
-        f"score at most {fitting} groups at a time with --chunk {fitting}"
+        f"score it in pieces, --chunk {fitting} (groups at a time) fits"
         if fitting
-        else "not even one group at a time (--chunk 1) would fit"
+        else "not even one group at a time (--chunk 1) fits"
     )
     raise UnsupportedError(
         f"the scores buffer needs {needed:,} bytes ({rows:,} rows x {task.max_context:,} keys x 4 "

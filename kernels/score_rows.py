@@ -107,18 +107,27 @@ def _describe_group(
                 top_k=top_k,
                 softmax_scale=softmax_scale,
             )
-        finite = scores[place][scores[place].isfinite()]
+        nonfinite = count_nonfinite(scores[place])
+        minimum, maximum = _finite_range(scores[place], nonfinite)
         described.append(
             RowScores(
                 row=row,
                 group=group,
                 request=request,
                 length=length,
-                nonfinite_scores=count_nonfinite(scores[place]),
-                minimum=float(finite.min()) if finite.numel() else None,
-                maximum=float(finite.max()) if finite.numel() else None,
+                nonfinite_scores=nonfinite,
+                minimum=minimum,
+                maximum=maximum,
                 best_key=best_key if best_key >= 0 else None,
                 accuracy=accuracy,
             )
         )
     return described
+
+
+def _finite_range(scores: torch.Tensor, nonfinite: int) -> tuple[float | None, float | None]:
+    finite = scores[scores.isfinite()] if nonfinite else scores
+    if finite.numel() == 0:
+        return None, None
+    minimum, maximum = finite.aminmax()
+    return float(minimum), float(maximum)

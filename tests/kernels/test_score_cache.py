@@ -100,7 +100,7 @@ def test_a_buffer_that_does_not_fit_is_refused_with_its_bytes(
     with pytest.raises(
         UnsupportedError,
         match=r"needs 14,400 bytes \(12 rows x 300 keys x 4 bytes\), but only 7,199 are "
-        r"available on cpu; score at most 2 groups at a time with --chunk 2",
+        r"available on cpu; score it in pieces, --chunk 2 \(groups at a time\) fits",
     ):
         PieceScorer(task)
     assert PieceScorer(task, 2).buffer_bytes == 4_800
