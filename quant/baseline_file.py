@@ -55,6 +55,8 @@ def open_baseline(path: str | Path, cache: CacheFile, name: str | None = None) -
     path = Path(path)
     source = open_tensors(path)
     if source.metadata.get("format") == CACHE_FORMAT:
+        if name is not None:
+            raise InputError(f"{path}: is a cache, which has no tensor to choose; leave out --keys")
         return _cache_baseline(path, cache)
     tensors = select_keys(source, name)
     if len(tensors) != 1:

@@ -71,7 +71,7 @@ def _choose(scores: torch.Tensor, lengths: torch.Tensor | None, chosen: torch.Te
     row, column = ((candidates >= kth_largest) & ~excluded).nonzero(as_tuple=True)
 
     # nonzero() lists them by row, then by column; the two stable sorts keep that among equals.
-    value = candidates[row, column] + 0.0  # -0.0 becomes 0.0
+    value = candidates[row, column] + 0.0  # -0.0 becomes 0.0, for sorts that order by bits
     order = value.sort(descending=True, stable=True).indices
     order = order[row[order].sort(stable=True).indices]
     row, column = row[order], column[order]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sdsa_quant.errors import CheckFailedError
+from sdsa_quant.errors import CheckFailedError, InputError
 
 from .json_documents import strict_json
 from .options import BackendOption, DeviceOption, ForceFlag, JsonFile, choose_device, examples
@@ -149,6 +149,8 @@ def score(
     With --baseline the report leads with recall@k: how much of the unquantized keys' top-k the
     cache's scores still choose. A row with a score that is not finite fails the run (exit code 1).
     """
+    if keys is not None and baseline is None:
+        raise InputError(f"--keys {keys} names a tensor of --baseline, which is not given")
     options = ScoreOptions(
         cache=cache,
         queries=queries,

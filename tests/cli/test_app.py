@@ -23,7 +23,13 @@ from sdsa_quant.errors import (
 
 HEAVY_MODULES = ("torch", "triton", "cutlass", "safetensors", "numpy", "matplotlib")
 # What a command's own module may not import either, before the command runs.
-HELP_LINES = (("--help",), ("--version",), ("quantize-cache", "--help"), ("inspect", "--help"))
+HELP_LINES = (
+    ("--help",),
+    ("--version",),
+    ("quantize-cache", "--help"),
+    ("score", "--help"),
+    ("inspect", "--help"),
+)
 
 HELP_PROBE = f"""
 import sys

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from problems import gaussian_values
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from sdsa_cli import score as score_command
 from sdsa_kernels import score_cache
 from sdsa_kernels.reference import reference_scores
 from sdsa_quant.cache_file import open_cache
@@ -401,6 +399,7 @@ def test_top_k_is_sorted_and_each_once(files: Files) -> None:
         ("--graph-replay 0", "--graph-replay must be at least 1, got 0"),
         ("--backend fpga", "'fpga' is not one of"),
         ("--device tpu", "--device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
+        ("--keys keys", "--keys keys names a tensor of --baseline, which is not given"),
         ("--baseline missing.safetensors", "missing.safetensors: cannot be read"),
     ],
     ids=lambda value: value if value.startswith("--") and " must" not in value else "",
@@ -479,27 +478,7 @@ def test_scores_beyond_memory_are_refused_before_anything_is_written(
     files.score("-o", output, "--chunk", 2).is_clean()
 
 
-# --------------------------------------------------------------- help and documentation
-
-
-def example_lines() -> list[str]:
-    lines = [line.strip().replace("\\[", "[") for line in score_command.EXAMPLES.splitlines()]
-    return [line for line in lines if line.startswith("sdsa ")]
-
-
-@pytest.mark.parametrize("line", example_lines())
-def test_every_example_of_the_help_runs(
-    files: Files, monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
-    monkeypatch.chdir(files.folder)
-    files.sdsa(*shlex.split(line)[1:]).is_clean()
-
-
-def test_the_help_shows_every_example(sdsa: Run) -> None:
-    shown = " ".join(sdsa("score", "--help").stdout.split())
-    assert len(example_lines()) >= 3
-    for line in example_lines():
-        assert line in shown
+# --------------------------------------------------------------- documentation
 
 
 def field_names(document: Any) -> set[str]:

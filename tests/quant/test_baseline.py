@@ -121,3 +121,11 @@ def test_refuses_several_tensors(tmp_path: Path, keys: torch.Tensor, cache: Cach
     save_file({"layers.2.keys": keys, "layers.10.keys": keys.clone()}, path)
     with pytest.raises(InputError, match=r"matches layers\.2\.keys, layers\.10\.keys"):
         open_baseline(path, cache, "layers.*.keys")
+
+
+def test_refuses_a_tensor_name_for_a_cache(
+    tmp_path: Path, keys: torch.Tensor, cache: CacheFile
+) -> None:
+    bf16 = write_cache(tmp_path / "bf16.safetensors", keys, LENGTHS, "bf16")
+    with pytest.raises(InputError, match="is a cache, which has no tensor to choose"):
+        open_baseline(bf16.path, cache, "keys")
