@@ -237,7 +237,7 @@ def _row_counts(accuracy: Accuracy) -> str:
     line = ", ".join(f"{name} {_slashed(numbers)}" for name, numbers in counts.items())
     widest = max(each.most_ties_left_out for each in top_k)
     ties = f" (up to {widest:,} equals left out)" if widest else ""
-    return f"Of {accuracy.rows_measured} rows: {line}{ties}"
+    return f"Of {_count(accuracy.rows_measured, 'row')}: {line}{ties}"
 
 
 def _slashed(numbers: Sequence[int]) -> str:
