@@ -1,21 +1,76 @@
-"""NVFP4 numerics, paged caches and accuracy metrics for sparse-attention indexers."""
+"""NVFP4 numerics, paged caches and accuracy metrics for sparse-attention indexers.
 
-from .cache_file import CacheFile, CacheHeader, CacheWriter, open_cache, validate_cache
-from .nvfp4 import dequantize_nvfp4, quantize_nvfp4
-from .paging import PagedKeys, gather_keys, page_views
-from .scale_order import linear_from_128x4, linear_to_128x4
+The names below are loaded when they are first used: `sdsa_quant.errors` and `sdsa_quant.layout`
+need no torch, and the command line must be able to import them without paying for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .accuracy import Accuracy, summarize_accuracy
+    from .cache_file import CacheFile, CacheHeader, CacheWriter, open_cache, validate_cache
+    from .metrics import RowAccuracy, row_accuracy
+    from .nvfp4 import dequantize_nvfp4, quantize_nvfp4
+    from .paging import PagedKeys, gather_keys, page_views
+    from .scale_order import linear_from_128x4, linear_to_128x4
+    from .scores_file import ScoresFile, ScoresWriter, open_scores
+    from .top_k import top_k_indices
 
 __all__ = [
+    "Accuracy",
     "CacheFile",
     "CacheHeader",
     "CacheWriter",
     "PagedKeys",
+    "RowAccuracy",
+    "ScoresFile",
+    "ScoresWriter",
     "dequantize_nvfp4",
     "gather_keys",
     "linear_from_128x4",
     "linear_to_128x4",
     "open_cache",
+    "open_scores",
     "page_views",
     "quantize_nvfp4",
+    "row_accuracy",
+    "summarize_accuracy",
+    "top_k_indices",
     "validate_cache",
 ]
+
+_MODULES = {
+    "Accuracy": "accuracy",
+    "CacheFile": "cache_file",
+    "CacheHeader": "cache_file",
+    "CacheWriter": "cache_file",
+    "PagedKeys": "paging",
+    "RowAccuracy": "metrics",
+    "ScoresFile": "scores_file",
+    "ScoresWriter": "scores_file",
+    "dequantize_nvfp4": "nvfp4",
+    "gather_keys": "paging",
+    "linear_from_128x4": "scale_order",
+    "linear_to_128x4": "scale_order",
+    "open_cache": "cache_file",
+    "open_scores": "scores_file",
+    "page_views": "paging",
+    "quantize_nvfp4": "nvfp4",
+    "row_accuracy": "metrics",
+    "summarize_accuracy": "accuracy",
+    "top_k_indices": "top_k",
+    "validate_cache": "cache_file",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,8 +9,6 @@ exists because the library's own needs the whole file in memory.
 
 from __future__ import annotations
 
-import ctypes
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +29,7 @@ from .layout import (
     SCALES_PER_KEY,
 )
 from .paging import BF16, NVFP4, VALUES, PagedKeys, page_views, record_bytes
+from .safetensors_writer import HeaderEntry, header_bytes, write_tensor
 from .scale_order import (
     LINEAR,
     SCALE_ORDERS,
@@ -50,7 +49,6 @@ INTERLEAVED = "interleaved"
 SEPARATE = "separate"
 LAYOUTS = (INTERLEAVED, SEPARATE)
 
-_HEADER_ALIGNMENT = 64  # so that the first tensor starts at a multiple of it in the mapped file
 _TILE_BYTES = TILE_ROWS * SCALES_PER_KEY  # scales of two pages in the 128x4 order
 _VALIDATED_PAGES = 4096  # pages whose scales are looked at in one go
 _INT32_MAX = 2**31 - 1
@@ -128,60 +126,29 @@ def _require_field(metadata: dict[str, str], name: str, choices: Sequence[str]) 
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredTensor:
-    dtype: str  # as safetensors writes it
-    shape: tuple[int, ...]
-    bytes: int
-
-
 def _stored_tensors(
     header: CacheHeader, pages: int, requests: int, blocks: int
-) -> dict[str, _StoredTensor]:
+) -> dict[str, HeaderEntry]:
     """Every tensor of a cache file, in file order."""
-    tensors: dict[str, _StoredTensor] = {}
+    tensors: dict[str, HeaderEntry] = {}
     if header.layout == INTERLEAVED:
         size = record_bytes(header.values)
-        tensors["pages"] = _StoredTensor("U8", (pages, size), pages * size)
+        tensors["pages"] = HeaderEntry("U8", (pages, size), pages * size)
     elif header.values == BF16:
         size = record_bytes(BF16)
-        tensors["keys"] = _StoredTensor("BF16", (pages, PAGE, DIM), pages * size)
+        tensors["keys"] = HeaderEntry("BF16", (pages, PAGE, DIM), pages * size)
     else:
-        tensors["keys"] = _StoredTensor("U8", (pages, PAGE, PACKED_DIM), pages * CODE_PAGE_BYTES)
+        tensors["keys"] = HeaderEntry("U8", (pages, PAGE, PACKED_DIM), pages * CODE_PAGE_BYTES)
         if header.scale_order == TILED:
             size = tiled_bytes(pages * PAGE, SCALES_PER_KEY)
-            tensors["scales"] = _StoredTensor("U8", (size,), size)
+            tensors["scales"] = HeaderEntry("U8", (size,), size)
         else:
-            tensors["scales"] = _StoredTensor(
+            tensors["scales"] = HeaderEntry(
                 "U8", (pages, PAGE, SCALES_PER_KEY), pages * SCALE_PAGE_BYTES
             )
-    tensors["block_table"] = _StoredTensor("I32", (requests, blocks), requests * blocks * 4)
-    tensors["context_lengths"] = _StoredTensor("I32", (requests,), requests * 4)
+    tensors["block_table"] = HeaderEntry("I32", (requests, blocks), requests * blocks * 4)
+    tensors["context_lengths"] = HeaderEntry("I32", (requests,), requests * 4)
     return tensors
-
-
-def _header_bytes(
-    tensors: dict[str, _StoredTensor], metadata: dict[str, str]
-) -> tuple[bytes, dict[str, int]]:
-    """The file's first bytes, and where each tensor starts in the file."""
-    entries: dict[str, object] = {"__metadata__": metadata}
-    offset = 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.bytes
-        entries[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
-    start = 8 + len(text)
-    offsets = {}
-    for name, tensor in tensors.items():
-        offsets[name] = start
-        start += tensor.bytes
-    return len(text).to_bytes(8, "little") + text, offsets
 
 
 def sequential_block_table(context_lengths: Sequence[int]) -> torch.Tensor:
@@ -236,7 +203,7 @@ class CacheWriter:
         table = sequential_block_table(context_lengths)
         self.pages = int(table.max()) + 1 if table.numel() else 0
         tensors = _stored_tensors(header, self.pages, *table.shape)
-        start, self._offsets = _header_bytes(tensors, header.metadata())
+        start, self._offsets = header_bytes(tensors, header.metadata())
         self.file_bytes = len(start) + sum(tensor.bytes for tensor in tensors.values())
         self._written = 0
         self._file = AtomicFile(path, force=force)
@@ -321,12 +288,7 @@ class CacheWriter:
         self._write_tensor(offset, linear_to_128x4(plane))
 
     def _write_tensor(self, offset: int, tensor: torch.Tensor) -> None:
-        if tensor.numel():
-            contiguous = tensor.detach().contiguous()
-            size = contiguous.numel() * contiguous.element_size()
-            # A view of the tensor's memory that needs no numpy, which torch can do without.
-            data = (ctypes.c_char * size).from_address(contiguous.data_ptr())
-            self._file.write_at(offset, memoryview(data))
+        write_tensor(self._file, offset, tensor)
 
     def __enter__(self) -> CacheWriter:
         return self

@@ -1,0 +1,136 @@
+"""Many rows' accuracy as one report: mean, median, worst 1 %, extremes and the worst row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from statistics import fmean, median
+
+from .metrics import RowAccuracy, TopKAccuracy
+
+
+@dataclass(frozen=True, slots=True)
+class RowValue:
+    """A value and the row that it belongs to."""
+
+    value: float
+    row: int
+    request: int
+    length: int  # keys
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One measure over the rows that define it; None throughout where no row does.
+
+    `p1` and `p99` are of nearest rank, so each is the value of a row: with 100 rows `p1` is the
+    minimum. `worst` is the minimum of a similarity and the maximum of an error, the first such row.
+    """
+
+    rows: int
+    mean: float | None
+    median: float | None
+    minimum: float | None
+    p1: float | None
+    p99: float | None
+    maximum: float | None
+    worst: RowValue | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopKSummary:
+    """How the rows' top-k agree with the baseline's."""
+
+    k: int
+    recall: Summary
+    mass: Summary
+    chance: float | None  # mean over the rows of min(k, length) / length
+    rows_longer_than_k: int  # the others keep every key and cannot miss one
+    rows_with_same_scores: int
+    rows_with_same_set: int
+    rows_with_ties: int  # rows with a key left out whose baseline score equals the k-th largest
+    most_ties_left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Every row's accuracy, summarized over the valid rows."""
+
+    rows: int
+    rows_measured: int
+    rows_empty: int  # of length 0, left out
+    rows_invalid: int  # with a non-finite score or baseline score, left out
+    top_k: tuple[TopKSummary, ...]
+    relative_l2: Summary
+    max_abs: Summary
+    cosine: Summary
+    spearman: Summary
+
+
+def summarize_accuracy(rows: Sequence[RowAccuracy], top_k: Sequence[int]) -> Accuracy:
+    """Summarize rows that `row_accuracy` measured for the same `top_k`."""
+    invalid = [row for row in rows if not row.valid]
+    empty = [row for row in rows if row.valid and row.length == 0]
+    measured = [row for row in rows if row.valid and row.length > 0]
+    return Accuracy(
+        rows=len(rows),
+        rows_measured=len(measured),
+        rows_empty=len(empty),
+        rows_invalid=len(invalid),
+        top_k=tuple(_summarize_top_k(measured, place, k) for place, k in enumerate(top_k)),
+        relative_l2=_summarize(measured, lambda row: row.relative_l2, worst=max),
+        max_abs=_summarize(measured, lambda row: row.max_abs, worst=max),
+        cosine=_summarize(measured, lambda row: row.cosine, worst=min),
+        spearman=_summarize(measured, lambda row: row.spearman, worst=min),
+    )
+
+
+def nearest_rank(ordered: Sequence[float], percent: int) -> float:
+    """Smallest of the ascending values that at least `percent` % of them do not exceed."""
+    return ordered[max(1, math.ceil(Fraction(percent * len(ordered), 100))) - 1]
+
+
+def _summarize(
+    rows: Iterable[RowAccuracy],
+    measure: Callable[[RowAccuracy], float | None],
+    worst: Callable[[Iterable[float]], float],
+) -> Summary:
+    values = [
+        RowValue(value, row.row, row.request, row.length)
+        for row in rows
+        if (value := measure(row)) is not None
+    ]
+    if not values:
+        return Summary(0, None, None, None, None, None, None, None)
+    ordered = sorted(value.value for value in values)
+    worst_value = worst(ordered)
+    return Summary(
+        rows=len(values),
+        mean=fmean(ordered),
+        median=median(ordered),
+        minimum=ordered[0],
+        p1=nearest_rank(ordered, 1),
+        p99=nearest_rank(ordered, 99),
+        maximum=ordered[-1],
+        worst=next(value for value in values if value.value == worst_value),
+    )
+
+
+def _summarize_top_k(rows: Sequence[RowAccuracy], place: int, k: int) -> TopKSummary:
+    def of(row: RowAccuracy) -> TopKAccuracy:
+        return row.top_k[place]
+
+    agreements = [of(row) for row in rows]
+    return TopKSummary(
+        k=k,
+        recall=_summarize(rows, lambda row: of(row).recall, worst=min),
+        mass=_summarize(rows, lambda row: of(row).mass, worst=min),
+        chance=fmean(each.chance for each in agreements) if agreements else None,
+        rows_longer_than_k=sum(row.length > k for row in rows),
+        rows_with_same_scores=sum(each.same_scores for each in agreements),
+        rows_with_same_set=sum(each.same_set for each in agreements),
+        rows_with_ties=sum(each.ties_left_out > 0 for each in agreements),
+        most_ties_left_out=max((each.ties_left_out for each in agreements), default=0),
+    )

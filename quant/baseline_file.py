@@ -1,0 +1,119 @@
+"""The unquantized keys that a cache is measured against, from a keys file or a BF16 cache.
+
+A keys file needs no lengths of its own: it has the keys that the cache was made from, in the same
+order, so the cache's context lengths divide it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .baseline import KeyReader
+from .cache_file import FORMAT as CACHE_FORMAT
+from .cache_file import CacheFile, open_cache, validate_cache
+from .errors import InputError
+from .key_selection import CapturedKeys, select_keys
+from .paging import BF16, gather_keys
+from .tensor_source import TensorSource, open_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Where the baseline's keys come from, and how to read them."""
+
+    path: Path
+    kind: str  # "keys" or "cache"
+    name: str | None  # the keys' tensor; None for a cache
+    dtype: str  # as safetensors writes it
+    read_keys: KeyReader
+
+
+def open_baseline(path: str | Path, cache: CacheFile, name: str | None = None) -> Baseline:
+    """Open the unquantized keys of a cache.
+
+    Parameters
+    ----------
+    path : str or Path
+        Keys BF16, F16 or F32 ``[tokens, 128]`` or ``[requests, tokens, 128]`` as `quantize-cache`
+        took them, or a BF16 cache file.
+    cache : CacheFile
+        The cache to measure.
+    name : str, optional
+        The keys' tensor, for a keys file; see `select_keys`.
+
+    Raises
+    ------
+    ValueError
+        The file cannot be read, holds no such keys, is a cache of quantized keys, or its keys do
+        not divide into the cache's requests.
+    CheckFailedError
+        It is a cache that cannot be scored.
+    """
+    path = Path(path)
+    source = open_tensors(path)
+    if source.metadata.get("format") == CACHE_FORMAT:
+        if name is not None:
+            raise InputError(f"{path}: is a cache, which has no tensor to choose; leave out --keys")
+        return _cache_baseline(path, cache)
+    tensors = select_keys(source, name)
+    if len(tensors) != 1:
+        raise InputError(
+            f"{path}: the baseline must be one tensor, --keys {name} matches "
+            f"{', '.join(tensor.name for tensor in tensors)}"
+        )
+    keys = _divide(source, tensors[0].name, cache)
+    return Baseline(path, "keys", keys.name, keys.tensor.dtype, keys.read)
+
+
+def _cache_baseline(path: Path, cache: CacheFile) -> Baseline:
+    other = open_cache(path)
+    if other.header.values != BF16:
+        raise InputError(
+            f"{path}: the baseline must be unquantized keys or a bf16 cache, "
+            f"it is a cache of {other.header.values} keys"
+        )
+    validate_cache(other)
+    lengths, wanted = other.context_lengths.tolist(), cache.context_lengths.tolist()
+    if lengths != wanted:
+        raise InputError(
+            f"{path}: the baseline must have the context lengths of {cache.path}, "
+            f"{_shorten(wanted)}, got {_shorten(lengths)}"
+        )
+    paged = other.paged_keys()
+    return Baseline(
+        path,
+        "cache",
+        None,
+        "BF16",
+        lambda request, start, stop: gather_keys(paged, request, start, stop),
+    )
+
+
+def _divide(source: TensorSource, name: str, cache: CacheFile) -> CapturedKeys:
+    tensor = source[name]
+    lengths = tuple(cache.context_lengths.tolist())
+    if len(tensor.shape) == 2:
+        if sum(lengths) != tensor.shape[0]:
+            raise InputError(
+                f"{tensor.path}: tensor {name} must have the {sum(lengths)} keys of {cache.path}, "
+                f"got {tensor.shape[0]}"
+            )
+        starts = tuple(itertools.accumulate(lengths, initial=0))[:-1]
+        return CapturedKeys(source, tensor, starts, lengths)
+    requests, tokens, _ = tensor.shape
+    if len(lengths) != requests or max(lengths, default=0) > tokens:
+        raise InputError(
+            f"{tensor.path}: tensor {name} must hold the requests of {cache.path}, "
+            f"{_shorten(lengths)} keys, got {list(tensor.shape)}"
+        )
+    starts = tuple(request * tokens for request in range(requests))
+    return CapturedKeys(source, tensor, starts, lengths)
+
+
+def _shorten(lengths: Sequence[int], shown: int = 8) -> str:
+    """The first few lengths of a list, for an error message."""
+    more = f", ... ({len(lengths)} requests)" if len(lengths) > shown else ""
+    return "[" + ", ".join(map(str, lengths[:shown])) + more + "]"

@@ -1,0 +1,212 @@
+"""Captured keys to a cache file, a few pages at a time.
+
+A chunk of keys at a time is read from the mapped file, converted, counted, laid out in pages and
+written, so memory does not grow with the number of keys. The end of a request's last page is zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .block_statistics import BlockStatistics
+from .cache_file import CacheHeader, CacheWriter, open_cache
+from .errors import InputError
+from .key_selection import CapturedKeys
+from .layout import BF16_RECORD_BYTES, PAGE
+from .nvfp4 import quantize_nvfp4
+from .paging import NVFP4
+
+# 4 MB of BF16 keys on a CPU, to stay near its caches; a GPU needs more work for each launch.
+_CPU_PAGES_PER_CHUNK = 256
+_CUDA_PAGES_PER_CHUNK = 4096
+_BF16_MAX = torch.finfo(torch.bfloat16).max
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedCache:
+    """A cache file that was written, and what its format did to the keys."""
+
+    path: Path
+    keys: CapturedKeys
+    header: CacheHeader
+    pages: int
+    cache_bytes: int  # keys and scales in the file
+    file_bytes: int
+    statistics: BlockStatistics
+
+    @property
+    def bf16_bytes(self) -> int:
+        """Bytes of the same pages in BF16."""
+        return self.pages * BF16_RECORD_BYTES
+
+    @property
+    def ratio_to_bf16(self) -> float:
+        """How many times smaller than BF16 the cache is; 3.56 for NVFP4. NaN without pages."""
+        return self.bf16_bytes / self.cache_bytes if self.cache_bytes else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Keys of one request that fill whole pages, or end in its last page."""
+
+    request: int
+    start: int  # in keys of the request, a multiple of 64
+    stop: int
+    page: int  # of the cache, where `start` goes
+
+    @property
+    def pages(self) -> int:
+        return -(-(self.stop - self.start) // PAGE)
+
+
+def quantize_cache(
+    keys: CapturedKeys,
+    path: str | Path,
+    header: CacheHeader,
+    *,
+    device: torch.device | str = "cpu",
+    nonfinite: str = "error",
+    force: bool = False,
+    advance: Callable[[int], None] | None = None,
+) -> QuantizedCache:
+    """Write captured keys as a cache file.
+
+    Parameters
+    ----------
+    keys : CapturedKeys
+        The keys and their requests.
+    path : str or Path
+        The cache file; it appears whole or not at all.
+    header : CacheHeader
+        Values, layout and scale order of the cache.
+    device : torch.device or str
+        Where to convert.
+    nonfinite : str
+        ``"error"`` refuses NaN and infinities. ``"saturate"`` converts them as `quantize_nvfp4`
+        does for NVFP4; for BF16 an infinity becomes the largest finite value and NaN becomes 0.
+    force : bool
+        Whether to replace an existing file.
+    advance : callable, optional
+        Called with the number of keys done since the last call.
+
+    Raises
+    ------
+    ValueError
+        A key is not finite and `nonfinite` is ``"error"``, or the file cannot be written.
+    """
+    device = torch.device(device)
+    chunk_pages = _CUDA_PAGES_PER_CHUNK if device.type == "cuda" else _CPU_PAGES_PER_CHUNK
+    convert = _to_nvfp4 if header.values == NVFP4 else _to_bf16
+    rows = keys.rows()
+    statistics = BlockStatistics()
+    with CacheWriter(path, header, keys.context_lengths, force=force) as writer:
+        for chunk in _chunks(keys.context_lengths, chunk_pages):
+            values = _chunk_rows(rows, keys.starts, chunk).to(device)
+            try:
+                codes, scales = convert(values, nonfinite, statistics)
+            except InputError:
+                reason = _describe_nonfinite(keys, chunk, values, header.values)
+                raise InputError(reason) from None
+            paged_scales = None if scales is None else _in_pages(scales, chunk)
+            writer.write_pages(chunk[0].page, _in_pages(codes, chunk), paged_scales)
+            if advance is not None:
+                advance(values.shape[0])
+    written = open_cache(path)
+    return QuantizedCache(
+        Path(path), keys, header, written.pages, written.cache_bytes, written.file_bytes, statistics
+    )
+
+
+def _chunks(context_lengths: Sequence[int], chunk_pages: int) -> Iterator[list[_Segment]]:
+    """The pages of a cache in order, at most `chunk_pages` at a time."""
+    chunk: list[_Segment] = []
+    room, page = chunk_pages, 0
+    for request, length in enumerate(context_lengths):
+        start = 0
+        while start < length:
+            segment = _Segment(request, start, min(length, start + room * PAGE), page)
+            chunk.append(segment)
+            start, page, room = segment.stop, page + segment.pages, room - segment.pages
+            if room == 0:
+                yield chunk
+                chunk, room = [], chunk_pages
+    if chunk:
+        yield chunk
+
+
+def _chunk_rows(
+    rows: torch.Tensor, starts: Sequence[int], chunk: Sequence[_Segment]
+) -> torch.Tensor:
+    """Keys ``[n, 128]`` of a chunk; a view where they lie side by side in the file."""
+    ranges: list[tuple[int, int]] = []
+    for segment in chunk:
+        begin, end = starts[segment.request] + segment.start, starts[segment.request] + segment.stop
+        if ranges and ranges[-1][1] == begin:
+            ranges[-1] = (ranges[-1][0], end)
+        else:
+            ranges.append((begin, end))
+    parts = [rows[begin:end] for begin, end in ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _to_nvfp4(
+    values: torch.Tensor, nonfinite: str, statistics: BlockStatistics
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Codes and scale bytes of ``[n, 128]`` keys."""
+    codes, scales = quantize_nvfp4(values, nonfinite=nonfinite)
+    statistics.add_nvfp4(values, codes, scales)
+    return codes, scales.view(torch.uint8)
+
+
+def _to_bf16(
+    values: torch.Tensor, nonfinite: str, statistics: BlockStatistics
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """BF16 keys, without scales, of ``[n, 128]`` keys."""
+    converted = values.bfloat16()
+    if not bool(converted.isfinite().all()):
+        if nonfinite == "error":
+            raise InputError("values must be finite in BF16, got NaN or infinity")
+        converted = converted.nan_to_num(nan=0.0, posinf=_BF16_MAX, neginf=-_BF16_MAX)
+    statistics.add_decoded(values, converted)
+    return converted, None
+
+
+def _in_pages(rows: torch.Tensor, chunk: Sequence[_Segment]) -> torch.Tensor:
+    """``[n, width]`` laid out as ``[pages, 64, width]`` on the CPU, zeros past each request."""
+    rows = rows.cpu()
+    pages = chunk[-1].page + chunk[-1].pages - chunk[0].page
+    paged = rows.new_zeros((pages * PAGE, rows.shape[1]))
+    done = 0
+    for segment in chunk:
+        first, count = (segment.page - chunk[0].page) * PAGE, segment.stop - segment.start
+        paged[first : first + count] = rows[done : done + count]
+        done += count
+    return paged.view(pages, PAGE, -1)
+
+
+def _describe_nonfinite(
+    keys: CapturedKeys, chunk: Sequence[_Segment], values: torch.Tensor, kind: str
+) -> str:
+    """Where the first value of a chunk is that has no finite form: tensor, request, key."""
+    stored = values if kind == NVFP4 else values.bfloat16()
+    row, dimension = (~stored.isfinite()).nonzero()[0].tolist()
+    value = float(values[row, dimension])
+    request, key = _locate(chunk, row)
+    return (
+        f"{keys.tensor.path}: tensor {keys.name} must be finite, got {value} in key {key} of "
+        f"request {request}, dimension {dimension}; --nonfinite saturate converts such values"
+    )
+
+
+def _locate(chunk: Sequence[_Segment], row: int) -> tuple[int, int]:
+    """Request and key of a row of a chunk."""
+    for segment in chunk:
+        count = segment.stop - segment.start
+        if row < count:
+            return segment.request, segment.start + row
+        row -= count
+    raise IndexError(f"row {row} is past the chunk")

@@ -1,0 +1,110 @@
+"""Query rows from safetensors files, and what those say about their groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .errors import DtypeError, InputError
+from .layout import DIM, MAX_ROWS
+from .tensor_source import StoredTensor, TensorSource, open_tensors
+
+_FLOAT_DTYPES = ("BF16", "F16", "F32")
+_INTEGER_DTYPES = ("I32", "I64", "U32", "I16", "U16", "I8", "U8")
+_USUAL_NAMES = ("queries", "query", "q")
+_ROWS_PER_GROUP = "rows_per_group"  # field of the file's metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Query rows of a file, flat, and how many the file says make a group."""
+
+    source: TensorSource
+    tensor: StoredTensor
+    values: torch.Tensor  # bf16 [rows, 128]
+    rows_per_group: int | None
+
+
+def read_queries(path: str | Path, name: str | None = None) -> Queries:
+    """Read query rows ``[rows, 128]`` or ``[groups, rows_per_group, 128]``, rounded to BF16.
+
+    The number of rows in a group comes from the shape, or else from ``rows_per_group`` in the
+    file's metadata.
+
+    Parameters
+    ----------
+    path : str or Path
+        A safetensors file, a folder of them or an index.
+    name : str, optional
+        The tensor; by default ``queries``, ``query`` or ``q``, or the only tensor.
+
+    Raises
+    ------
+    ValueError
+        The file cannot be read, the tensor is not in it, or it is not of that shape.
+    TypeError
+        The tensor is not BF16, F16 or F32: query rows are quantized here, never before.
+    """
+    source = open_tensors(path)
+    tensor = source[name] if name is not None else _default_queries(source)
+    if tensor.dtype not in _FLOAT_DTYPES:
+        raise DtypeError(
+            f"{tensor.path}: tensor {tensor.name} must hold unquantized query rows in "
+            f"{', '.join(_FLOAT_DTYPES)}, got {tensor.dtype} {list(tensor.shape)}"
+        )
+    if len(tensor.shape) not in (2, 3) or tensor.shape[-1] != DIM:
+        raise InputError(
+            f"{tensor.path}: tensor {tensor.name} must be [rows, {DIM}] or "
+            f"[groups, rows_per_group, {DIM}], got {list(tensor.shape)}"
+        )
+    values = source.read(tensor.name).reshape(-1, DIM).to(torch.bfloat16)
+    return Queries(source, tensor, values.clone(), _rows_per_group(source, tensor))
+
+
+def _default_queries(source: TensorSource) -> StoredTensor:
+    for name in _USUAL_NAMES:
+        if name in source:
+            return source[name]
+    tensors = list(source)
+    if len(tensors) == 1:
+        return tensors[0]
+    raise InputError(
+        f"{source.path}: which tensor holds the query rows has to be said with --query-name; "
+        f"{source.describe_names()}"
+    )
+
+
+def _rows_per_group(source: TensorSource, tensor: StoredTensor) -> int | None:
+    if len(tensor.shape) == 3:
+        return tensor.shape[1]
+    text = source.metadata.get(_ROWS_PER_GROUP)
+    if text is None:
+        return None
+    if not (text.isdecimal() and 1 <= int(text) <= MAX_ROWS):
+        raise InputError(
+            f"{tensor.path}: header field {_ROWS_PER_GROUP} must be 1 to {MAX_ROWS}, got {text!r}"
+        )
+    return int(text)
+
+
+def read_requests(queries: Queries, name: str) -> list[int]:
+    """Read a tensor that lies beside the query rows: the request of each group.
+
+    Raises
+    ------
+    ValueError
+        There is no such tensor, or it is not one-dimensional.
+    TypeError
+        It does not hold integers.
+    """
+    tensor = queries.source[name]
+    if tensor.dtype not in _INTEGER_DTYPES:
+        raise DtypeError(
+            f"{tensor.path}: tensor {name} must hold integers, the request of each group, "
+            f"got {tensor.dtype}"
+        )
+    if len(tensor.shape) != 1:
+        raise InputError(f"{tensor.path}: tensor {name} must be [groups], got {list(tensor.shape)}")
+    return queries.source.read(name).tolist()

@@ -1,0 +1,208 @@
+"""Tensors in safetensors files: one file, a folder of files, or a sharded model's index.
+
+Only headers are read until a tensor is used, and then it is a view of the mapped file. Where there
+is an index (``*.safetensors.index.json``), it alone says which file holds which tensor; other files
+beside it are ignored. Without one, a name that two files hold is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .cache_file import open_safetensors
+from .errors import InputError
+
+INDEX_SUFFIX = ".safetensors.index.json"
+_DTYPE_BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64}
+_LISTED_NAMES = 20  # in an error message
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What a safetensors header says about one tensor."""
+
+    name: str
+    dtype: str  # as safetensors writes it: "BF16", "F8_E4M3"
+    shape: tuple[int, ...]
+    path: Path  # the file that holds it
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its data."""
+        digits = re.search(r"\d+", self.dtype)
+        bits = _DTYPE_BITS.get(self.dtype) or int(digits.group() if digits else 0)
+        return math.prod(self.shape) * bits // 8
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.dtype} {list(self.shape)})"
+
+
+class TensorSource:
+    """Tensors by name, in natural order (2 before 10), read from their mapped files when used.
+
+    Parameters
+    ----------
+    path : Path
+        What the user named.
+    tensors : iterable of StoredTensor
+        Every tensor, names unique.
+    files : dict
+        The open file of each path that a tensor is in.
+    """
+
+    def __init__(self, path: Path, tensors: Iterable[StoredTensor], files: dict[Path, Any]) -> None:
+        self.path = path
+        ordered = sorted(tensors, key=lambda tensor: natural_order(tensor.name))
+        self._tensors = {tensor.name: tensor for tensor in ordered}
+        self._files = files
+
+    def __iter__(self) -> Iterator[StoredTensor]:
+        return iter(self._tensors.values())
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        """The tensor of that name.
+
+        Raises
+        ------
+        ValueError
+            There is none; the message lists those present.
+        """
+        if name not in self._tensors:
+            raise InputError(f"{self.path}: no tensor is named {name}; {self.describe_names()}")
+        return self._tensors[name]
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold the tensors."""
+        return list(self._files)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Header metadata of all files together."""
+        merged: dict[str, str] = {}
+        for file in self._files.values():
+            merged.update(file.metadata() or {})
+        return merged
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor as a view of its mapped file; nothing is copied."""
+        return self._files[self[name].path].get_tensor(name)
+
+    def describe_names(self) -> str:
+        """One line that lists the tensors, for error messages."""
+        if not self._tensors:
+            return "there are no tensors"
+        shown = [str(tensor) for tensor in self][:_LISTED_NAMES]
+        more = len(self) - len(shown)
+        return "found " + ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def natural_order(name: str) -> list[tuple[int, int, str]]:
+    """Sort key under which runs of digits count as numbers: layers.2 before layers.10."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), part) if part.isdigit() else (1, 0, part) for part in parts if part]
+
+
+def open_tensors(path: str | Path) -> TensorSource:
+    """Open a safetensors file, a folder of them, or a ``*.safetensors.index.json``.
+
+    Raises
+    ------
+    ValueError
+        Nothing is there, a file is damaged, an index is malformed or names what does not exist, a
+        folder has several indices, or two files without an index hold the same name.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _open_folder(path)
+    if path.suffix == ".json":
+        return _open_index(path, path)
+    return _merge_files(path, [path])
+
+
+def _open_folder(folder: Path) -> TensorSource:
+    indices = sorted(folder.glob(f"*{INDEX_SUFFIX}"))
+    if len(indices) > 1:
+        names = ", ".join(index.name for index in indices)
+        raise InputError(f"{folder}: has several indices ({names}); name the one to use")
+    if indices:
+        return _open_index(folder, indices[0])
+    files = sorted(folder.glob("*.safetensors"), key=lambda file: natural_order(file.name))
+    if not files:
+        raise InputError(f"{folder}: the folder has no *.safetensors file")
+    return _merge_files(folder, files)
+
+
+def _merge_files(path: Path, paths: list[Path]) -> TensorSource:
+    tensors: dict[str, StoredTensor] = {}
+    files = {}
+    for part in paths:
+        files[part] = open_safetensors(part)
+        for tensor in _stored_tensors(part, files[part]):
+            if tensor.name in tensors:
+                raise InputError(
+                    f"{path}: tensor {tensor.name} is in both {tensors[tensor.name].path.name} "
+                    f"and {part.name}, and there is no index that says which one counts"
+                )
+            tensors[tensor.name] = tensor
+    return TensorSource(path, tensors.values(), files)
+
+
+def _open_index(path: Path, index: Path) -> TensorSource:
+    places = _read_index(index)
+    files = {}
+    present: dict[Path, dict[str, StoredTensor]] = {}
+    for file_name in sorted(set(places.values()), key=natural_order):
+        part = index.parent / file_name
+        files[part] = open_safetensors(part)
+        present[part] = {tensor.name: tensor for tensor in _stored_tensors(part, files[part])}
+    tensors = []
+    for name, file_name in places.items():
+        found = present[index.parent / file_name]
+        if name not in found:
+            raise InputError(
+                f"{index}: puts tensor {name} into {file_name}, which does not have it"
+            )
+        tensors.append(found[name])
+    return TensorSource(path, tensors, files)
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """File name of each tensor, from an index's ``weight_map``."""
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{index}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{index}: is no JSON: {error}") from None
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
+        raise InputError(f"{index}: must have a weight_map from tensor names to file names")
+    for name, file_name in places.items():
+        if Path(file_name).name != file_name:
+            raise InputError(
+                f"{index}: tensor {name} must lie in a file beside the index, got {file_name!r}"
+            )
+    return places
+
+
+def _stored_tensors(path: Path, file: Any) -> list[StoredTensor]:
+    stored = []
+    for name in file.keys():  # noqa: SIM118
+        part = file.get_slice(name)
+        stored.append(StoredTensor(name, part.get_dtype(), tuple(part.get_shape()), path))
+    return stored

@@ -1,0 +1,135 @@
+"""The `sdsa` Typer app: which commands there are, and how their errors become exit codes.
+
+Commands raise; only this module turns an exception into a line on stderr and an exit code. Each
+command's module is light to import and loads torch inside its function, so that `sdsa --help`
+answers at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from sdsa_quant.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, SdsaError
+
+from . import __version__, inspect_file, quantize_cache, score
+from .options import help_text
+from .output import print_error
+
+DEBUG_FLAG = "--debug"
+
+
+class SdsaGroup(TyperGroup):
+    """Runs a command and turns what it raises into one line on stderr and an exit code.
+
+    Exit codes: 0 done; 1 a check failed, or an internal error; 2 bad usage or bad input; 3 this
+    machine cannot do it; 130 interrupted. ``--debug`` may stand anywhere on the line and lets an
+    error keep its traceback.
+    """
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        arguments = list(sys.argv[1:] if args is None else args)
+        debug = DEBUG_FLAG in arguments
+        if debug:
+            arguments = [DEBUG_FLAG, *(word for word in arguments if word != DEBUG_FLAG)]
+        run = functools.partial(
+            super().main,
+            arguments,
+            prog_name,
+            complete_var,
+            standalone_mode=False,
+            windows_expand_args=windows_expand_args,
+            **extra,
+        )
+        if not standalone_mode:
+            return run()
+        try:
+            exit_code = run()
+        except KeyboardInterrupt:
+            exit_code = EXIT_INTERRUPTED
+        except Exception as error:
+            exit_code = report_error(error, debug)
+        if exit_code == EXIT_INTERRUPTED:
+            print_error("interrupted")
+        sys.exit(exit_code or 0)
+
+
+def report_error(error: Exception, debug: bool) -> int:
+    """Print `error` as one line on stderr, traceback first where asked; returns the exit code."""
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, SdsaError):
+        print_error(str(error))
+        return error.exit_code
+    if hasattr(error, "format_message"):  # Typer's usage errors share no public base class
+        print_error(_usage_message(error))
+        return getattr(error, "exit_code", EXIT_USAGE)
+    if isinstance(error, OSError) and error.filename is not None:
+        print_error(f"{error.filename}: {error.strerror}")
+        return EXIT_USAGE
+    hint = "" if debug else f" (run with {DEBUG_FLAG} for the traceback)"
+    print_error(f"internal error: {type(error).__name__}: {error}{hint}")
+    return EXIT_FAILED
+
+
+def _usage_message(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    hint = f" (see {context.command_path} --help)" if context is not None else ""
+    return error.format_message() + hint
+
+
+app = typer.Typer(
+    cls=SdsaGroup,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sdsa {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def sdsa(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(DEBUG_FLAG, help="Show the traceback of an error; may stand anywhere."),
+    ] = False,
+) -> None:
+    """NVFP4 key caches for sparse-attention indexers: build them, score them, measure them."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(EXIT_USAGE)
+
+
+def _add_command(name: str, function: Callable[..., None], examples: str) -> None:
+    app.command(name, help=help_text(function), epilog=examples)(function)
+
+
+_add_command(quantize_cache.COMMAND, quantize_cache.quantize_cache, quantize_cache.EXAMPLES)
+_add_command(score.COMMAND, score.score, score.EXAMPLES)
+_add_command(inspect_file.COMMAND, inspect_file.inspect, inspect_file.EXAMPLES)

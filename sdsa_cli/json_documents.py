@@ -1,0 +1,48 @@
+"""JSON documents that any strict parser reads: versioned, without NaN or Infinity.
+
+Every document has ``schema_version`` and ``command`` first. A number that is undefined (NaN) or
+infinite is ``null``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+def command_document(command: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Document of a command's result: ``schema_version`` and ``command``, then `fields`."""
+    return {"schema_version": SCHEMA_VERSION, "command": command, **fields}
+
+
+def strict_json(document: Any) -> str:
+    """JSON text of a document of dataclasses, mappings, sequences, paths and plain values.
+
+    Raises
+    ------
+    TypeError
+        The document holds a value of any other type.
+    """
+    return json.dumps(_plain(document), indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    return value

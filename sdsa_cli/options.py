@@ -1,0 +1,77 @@
+"""Option types that several commands share, and the look of the examples in their help."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+JsonFlag = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document to stdout instead of tables.")
+]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Write the report as one JSON document; - is stdout."
+    ),
+]
+ForceFlag = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device", metavar="DEVICE", help="cpu, cuda or cuda:N; auto takes a GPU if any."
+    ),
+]
+BackendOption = Annotated[
+    Literal["auto", "torch", "triton", "cute"],
+    typer.Option("--backend", help="Which kernel computes the scores."),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn.")]
+
+
+def examples(*lines: str) -> str:
+    """Epilog of a command's help: one example command on each line, as it would be typed."""
+    return "\n".join(["[bold]Examples[/bold]", *(_literal(line) for line in lines)])
+
+
+def help_text(function: Callable[..., None]) -> str:
+    """A command's docstring as its help: paragraphs without line breaks, brackets as they are."""
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    return "\n\n".join(_literal(" ".join(paragraph.split())) for paragraph in paragraphs)
+
+
+def _literal(text: str) -> str:
+    """`text` with nothing in it that Typer would take for rich markup."""
+    return text.replace("[", "\\[")
+
+
+def choose_device(name: str) -> str:
+    """Name of the torch device that ``--device`` means: ``auto`` is ``cuda`` if there is one.
+
+    Raises
+    ------
+    InputError
+        `name` is no device.
+    UnsupportedError
+        This process has no such device.
+    """
+    import torch
+
+    from sdsa_quant.errors import InputError, UnsupportedError
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    if device.type == "cuda":
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= found:
+            raise UnsupportedError(f"--device {name}: this process sees {found} CUDA devices")
+    return name

@@ -1,0 +1,134 @@
+"""The one sink of the command line: the result goes to stdout, everything else to stderr.
+
+A command makes one `Output` and gives it everything that it has to say. With ``as_json`` the only
+thing on stdout is the document, and there is no progress bar; without it there is a progress bar
+only where stderr is a terminal. Text is printed as it is: tensor names such as ``keys[0]`` are
+never taken for markup.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from .json_documents import strict_json
+
+
+class Output:
+    """Where one command writes.
+
+    Parameters
+    ----------
+    as_json : bool
+        Print JSON documents instead of tables and text.
+    """
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+
+    @property
+    def width(self) -> int:
+        """Columns of stdout's terminal; ``COLUMNS`` or 80 where it is none."""
+        return _console(sys.stdout).width
+
+    def result(self, *renderables: Any) -> None:
+        """Print text or rich renderables, the result for a reader, to stdout; silent with JSON.
+
+        Lines of text are left to the terminal to wrap, so that paths in them can be copied.
+        """
+        if not self.as_json:
+            from rich.text import Text
+
+            console = _console(sys.stdout)
+            for renderable in renderables:
+                console.print(renderable, soft_wrap=isinstance(renderable, str | Text))
+
+    def document(self, document: Mapping[str, Any]) -> None:
+        """Print a document, the result for a program, to stdout; silent without JSON."""
+        if self.as_json:
+            print(strict_json(document))
+
+    def note(self, message: str) -> None:
+        """Print one remark to stderr."""
+        _console(sys.stderr).print(message, soft_wrap=True)
+
+    @contextmanager
+    def progress(self, description: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Show progress on stderr while the body runs; yields ``advance(steps)``."""
+        console = _console(sys.stderr)
+        if self.as_json or not console.is_terminal:
+            yield lambda steps: None
+            return
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(description, total=total)
+            yield lambda steps: bar.advance(task, steps)
+
+
+def print_error(message: str) -> None:
+    """Print one line to stderr: ``error: message``, its line breaks made spaces."""
+    from rich.text import Text
+
+    line = Text.assemble(("error: ", "bold red"), " ".join(message.split()))
+    _console(sys.stderr).print(line, soft_wrap=True)
+
+
+def table(*headings: str, title: str | None = None, numbers_from: int = 1) -> Any:
+    """Empty rich table in the project's one look.
+
+    Parameters
+    ----------
+    headings : str
+        Column headings.
+    title : str, optional
+        Line above the table.
+    numbers_from : int
+        First column that is aligned to the right.
+    """
+    from rich import box
+    from rich.table import Table
+
+    result = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for index, heading in enumerate(headings):
+        result.add_column(heading, justify="right" if index >= numbers_from else "left")
+    return result
+
+
+def heading(text: str) -> Any:
+    """Bold line of text, such as the file that a table is about."""
+    from rich.text import Text
+
+    return Text(text, style="bold")
+
+
+def fields_table(fields: Mapping[str, str]) -> Any:
+    """Rich table of two columns without headings: names and what they are."""
+    from rich.table import Table
+
+    result = Table.grid(padding=(0, 2))
+    result.add_column(style="dim")
+    result.add_column(overflow="fold")
+    for name, value in fields.items():
+        result.add_row(name, value)
+    return result
+
+
+def _console(file: TextIO) -> Any:
+    from rich.console import Console
+
+    return Console(file=file, markup=False, highlight=False, emoji=False)

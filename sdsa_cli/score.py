@@ -1,0 +1,291 @@
+"""`sdsa score`: score query rows against a key cache, and see what its quantization costs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from sdsa_quant.errors import CheckFailedError, InputError
+
+from .json_documents import strict_json
+from .options import BackendOption, DeviceOption, ForceFlag, JsonFile, choose_device, examples
+from .output import Output
+from .output_paths import check_outputs
+from .score_inputs import (
+    DEFAULT_TOP_K,
+    ScoreOptions,
+    at_least_one,
+    choose_softmax_scale,
+    parse_top_k,
+    requests_of_groups,
+)
+from .score_report import ScoreReport, is_valid, report_document, report_tables
+
+if TYPE_CHECKING:
+    from sdsa_kernels.score_cache import PieceScorer, ScoreTask
+    from sdsa_kernels.score_rows import RowScores
+    from sdsa_quant.cache_file import CacheFile
+    from sdsa_quant.query_file import Queries
+    from sdsa_quant.scores_file import ScoresWriter
+
+COMMAND = "score"
+EXAMPLES = examples(
+    "sdsa score cache.safetensors --queries queries.safetensors",
+    "sdsa score cache.safetensors --queries queries.safetensors --baseline keys.safetensors",
+    "sdsa score cache.safetensors --queries queries.safetensors --requests 0,0,1 --top-k 64,256",
+    "sdsa score cache.safetensors --queries queries.safetensors --graph-replay 100 --json -",
+    "sdsa score cache.safetensors --queries queries.safetensors --chunk 4 -o scores.safetensors",
+)
+
+STDOUT = Path("-")
+
+
+def score(
+    cache: Annotated[
+        Path, typer.Argument(metavar="CACHE", help="Cache file, as quantize-cache writes it.")
+    ],
+    queries: Annotated[
+        Path,
+        typer.Option(
+            "--queries",
+            metavar="FILE",
+            help="Safetensors file with the query rows, rows x 128 or groups x rows x 128.",
+        ),
+    ],
+    query_name: Annotated[
+        str | None,
+        typer.Option(
+            "--query-name",
+            metavar="NAME",
+            help="Tensor with the query rows; default: queries, query or q, or the only one.",
+        ),
+    ] = None,
+    rows_per_group: Annotated[
+        int | None,
+        typer.Option(
+            "--rows-per-group",
+            metavar="ROWS",
+            help="Consecutive rows that see the same keys, 1 to 8; default: what the queries file "
+            "says (its shape, or rows_per_group in its metadata), else 1.",
+        ),
+    ] = None,
+    requests: Annotated[
+        str | None,
+        typer.Option(
+            "--requests",
+            metavar="LIST|NAME",
+            help="Request of each group: 0,0,1, or a tensor of the queries file; default: groups "
+            "are spread evenly over the cache's requests.",
+        ),
+    ] = None,
+    query_format: Annotated[
+        Literal["bf16", "nvfp4"] | None,
+        typer.Option(
+            "--query-format",
+            help="What the query rows are scored as; default: as the cache's keys.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            "--baseline",
+            metavar="FILE",
+            help="The unquantized keys to measure accuracy against: the keys that the cache was "
+            "made from, or a BF16 cache of them.",
+        ),
+    ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option("--keys", metavar="NAME", help="Tensor with the keys of --baseline."),
+    ] = None,
+    top_k: Annotated[
+        str, typer.Option("--top-k", metavar="LIST", help="Numbers of keys an indexer selects.")
+    ] = DEFAULT_TOP_K,
+    softmax_scale: Annotated[
+        float | None,
+        typer.Option(
+            "--softmax-scale",
+            help="Multiplies a score before the softmax of mass@k; default: 1/sqrt(128).",
+        ),
+    ] = None,
+    graph_replay: Annotated[
+        int | None,
+        typer.Option(
+            "--graph-replay",
+            metavar="N",
+            help="Time N replays of a CUDA graph; on a CPU N plain repeats.",
+        ),
+    ] = None,
+    backend: BackendOption = "auto",
+    device: DeviceOption = "auto",
+    chunk: Annotated[
+        int | None,
+        typer.Option(
+            "--chunk",
+            metavar="GROUPS",
+            help="Score so many groups at a time, for scores that do not fit into memory; the "
+            "result is the same to the bit.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write scores, lengths, requests and top-k indices; -inf and -1 fill up rows.",
+        ),
+    ] = None,
+    json: JsonFile = None,
+    force: ForceFlag = False,
+) -> None:
+    """Score query rows against a key cache and report recall, errors and time.
+
+    With --baseline the report leads with recall@k: how much of the unquantized keys' top-k the
+    cache's scores still choose. A row with a score that is not finite fails the run (exit code 1).
+    """
+    if keys is not None and baseline is None:
+        raise InputError(f"--keys {keys} names a tensor of --baseline, which is not given")
+    options = ScoreOptions(
+        cache=cache,
+        queries=queries,
+        query_name=query_name,
+        rows_per_group=at_least_one("--rows-per-group", rows_per_group),
+        requests=requests,
+        query_format=query_format,
+        baseline=baseline,
+        keys=keys,
+        top_k=parse_top_k(top_k),
+        softmax_scale=choose_softmax_scale(softmax_scale),
+        graph_replay=at_least_one("--graph-replay", graph_replay),
+        backend=backend,
+        device=choose_device(device),
+        chunk=at_least_one("--chunk", chunk),
+        output=output,
+    )
+    _check_outputs(options, json, force)
+    sink = Output(as_json=json == STDOUT)
+    report = run_score(options, sink, force=force)
+    sink.result(*report_tables(report))
+    document = report_document(report)
+    sink.document(document)
+    if json is not None and json != STDOUT:
+        from sdsa_quant.atomic_file import write_text
+
+        write_text(json, strict_json(document) + "\n", force=force)
+    _require_finite(report.rows)
+
+
+def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreReport:
+    """Do what `sdsa score` is asked to do, except for printing and writing its report."""
+    from sdsa_kernels.score_cache import PieceScorer
+    from sdsa_kernels.score_rows import score_rows
+    from sdsa_kernels.score_timing import time_scorer
+    from sdsa_quant.accuracy import summarize_accuracy
+    from sdsa_quant.baseline_file import open_baseline
+    from sdsa_quant.cache_file import open_cache, validate_cache
+    from sdsa_quant.query_file import read_queries
+
+    cache = open_cache(options.cache)
+    validate_cache(cache)
+    queries = read_queries(options.queries, options.query_name)
+    baseline = None
+    if options.baseline is not None:
+        baseline = open_baseline(options.baseline, cache, options.keys)
+    scorer = PieceScorer(_plan(options, cache, queries), options.chunk)
+    with (
+        _scores_writer(options, queries, scorer, force) as writer,
+        sink.progress("scoring", scorer.task.rows) as advance,
+    ):
+        rows = score_rows(
+            scorer,
+            top_k=options.top_k,
+            softmax_scale=options.softmax_scale,
+            read_keys=None if baseline is None else baseline.read_keys,
+            writer=writer,
+            advance=advance,
+        )
+    accuracy = None
+    if baseline is not None:
+        accuracy = summarize_accuracy(
+            [row.accuracy for row in rows if row.accuracy is not None], options.top_k
+        )
+    timing = None
+    if options.graph_replay is not None and all(is_valid(row) for row in rows):
+        timing = time_scorer(scorer, options.graph_replay)
+    return ScoreReport(
+        options=options,
+        cache=cache,
+        scorer=scorer,
+        query_name=queries.tensor.name,
+        query_dtype=queries.tensor.dtype,
+        baseline=baseline,
+        rows=rows,
+        accuracy=accuracy,
+        timing=timing,
+        scores_file_bytes=None if writer is None else writer.file_bytes,
+    )
+
+
+def _plan(options: ScoreOptions, cache: CacheFile, queries: Queries) -> ScoreTask:
+    from sdsa_kernels.score_cache import plan_scores
+
+    requests = requests_of_groups(options, queries, cache.context_lengths.shape[0])
+    return plan_scores(
+        queries.values,
+        cache.paged_keys(),
+        requests,
+        query_format=options.query_format or cache.header.values,
+        device=options.device,
+        backend=options.backend,
+    )
+
+
+def _scores_writer(
+    options: ScoreOptions, queries: Queries, scorer: PieceScorer, force: bool
+) -> AbstractContextManager[ScoresWriter | None]:
+    """The writer of ``-o``, or a context of None without it."""
+    from sdsa_quant.scores_file import ScoresWriter
+
+    if options.output is None:
+        return contextlib.nullcontext()
+    task = scorer.task
+    return ScoresWriter(
+        options.output,
+        task.context_lengths,
+        task.requests,
+        rows=task.rows,
+        max_context=task.max_context,
+        top_k=max(options.top_k),
+        source={
+            "cache": options.cache.name,
+            "queries": options.queries.name,
+            "query_name": queries.tensor.name,
+            "query_format": task.query_format,
+            "key_format": task.paged.values,
+            "backend": scorer.backend,
+        },
+        force=force,
+    )
+
+
+def _check_outputs(options: ScoreOptions, json: Path | None, force: bool) -> None:
+    outputs = [path for path in (options.output, json) if path is not None and path != STDOUT]
+    inputs = [options.cache, options.queries, options.baseline]
+    existing = [path for path in inputs if path is not None and path.exists()]
+    check_outputs(outputs, existing, force=force)
+
+
+def _require_finite(rows: Sequence[RowScores]) -> None:
+    invalid = [row for row in rows if not is_valid(row)]
+    if invalid:
+        first = invalid[0]
+        raise CheckFailedError(
+            f"{len(invalid)} of {len(rows)} rows have a score or baseline score that is not "
+            f"finite, the first is row {first.row} of request {first.request}, {first.length} keys"
+        )

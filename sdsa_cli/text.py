@@ -1,0 +1,33 @@
+"""Numbers as a reader wants them in tables."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+_LISTED_LENGTHS = 8
+
+
+def percent(share: float) -> str:
+    """A share of 1 as a percentage to 3 digits, ``-`` where it is undefined."""
+    return "-" if math.isnan(share) else f"{100 * share:.3g} %"
+
+
+def byte_count(count: int) -> str:
+    """Bytes in full and, from 1 MiB, also rounded: ``543,744`` or ``2,306,867,200 (2.15 GiB)``."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if count >= size:
+            return f"{count:,} ({count / size:.3g} {unit})"
+    return f"{count:,}"
+
+
+def describe_lengths(lengths: Sequence[int]) -> str:
+    """Context lengths in a few words: all of a few, otherwise their range and sum."""
+    if not lengths:
+        return "none"
+    if len(lengths) <= _LISTED_LENGTHS:
+        listed = ", ".join(f"{length:,}" for length in lengths)
+        return listed if len(lengths) == 1 else f"{listed} (sum {sum(lengths):,})"
+    middle = statistics.median(lengths)
+    return f"{min(lengths):,} to {max(lengths):,}, median {middle:,.0f}, sum {sum(lengths):,}"

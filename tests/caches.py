@@ -1,0 +1,34 @@
+"""Small cache files for tests, made from given keys without the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from sdsa_quant.cache_file import CacheFile, CacheHeader, CacheWriter, open_cache
+from sdsa_quant.layout import DIM, PACKED_DIM, PAGE, SCALES_PER_KEY
+from sdsa_quant.nvfp4 import quantize_nvfp4
+
+
+def write_cache(
+    path: Path, keys: torch.Tensor, lengths: Sequence[int], values: str = "nvfp4"
+) -> CacheFile:
+    """Write bfloat16 keys ``[sum of lengths, 128]`` as a cache file, and open it."""
+    header = CacheHeader(values, source="keys.safetensors")
+    page = 0
+    with CacheWriter(path, header, lengths, force=True) as writer:
+        for of_request in keys.split(list(lengths)):
+            blocks = -(-of_request.shape[0] // PAGE)
+            padded = torch.zeros(blocks * PAGE, DIM, dtype=torch.bfloat16)
+            padded[: of_request.shape[0]] = of_request
+            if values == "nvfp4":
+                codes, scales = quantize_nvfp4(padded)
+                writer.write_pages(
+                    page, codes.view(-1, PAGE, PACKED_DIM), scales.view(-1, PAGE, SCALES_PER_KEY)
+                )
+            else:
+                writer.write_pages(page, padded.view(-1, PAGE, DIM), None)
+            page += blocks
+    return open_cache(path)

@@ -1,0 +1,175 @@
+"""The frame of `sdsa`: quick help, exit codes, one line for each error, completion."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+from command_line import Run
+from typer.testing import CliRunner
+
+from sdsa_cli import __version__
+from sdsa_cli.app import SdsaGroup
+from sdsa_quant.errors import (
+    CacheFormatError,
+    CheckFailedError,
+    DtypeError,
+    InputError,
+    UnsupportedError,
+)
+
+HEAVY_MODULES = ("torch", "triton", "cutlass", "safetensors", "numpy", "matplotlib")
+# What a command's own module may not import either, before the command runs.
+HELP_LINES = (
+    ("--help",),
+    ("--version",),
+    ("quantize-cache", "--help"),
+    ("score", "--help"),
+    ("inspect", "--help"),
+)
+
+HELP_PROBE = f"""
+import sys
+from sdsa_cli.__main__ import main
+sys.argv = ["sdsa", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+loaded = [name for name in {HEAVY_MODULES!r} if name in sys.modules]
+assert not loaded, loaded
+"""
+
+
+@pytest.mark.parametrize("arguments", HELP_LINES, ids=" ".join)
+def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", HELP_PROBE, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip()
+    assert answer.stderr == ""
+
+
+def test_help_is_quick() -> None:
+    # 0.2 s on an idle machine; the fastest of five, for a machine that is busy with other tests.
+    def seconds() -> float:
+        started = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "sdsa_cli", "--help"], stdout=subprocess.DEVNULL, check=True
+        )
+        return time.perf_counter() - started
+
+    assert min(seconds() for _ in range(5)) < 1.0
+
+
+def test_version(sdsa: Run) -> None:
+    answer = sdsa("--version")
+    answer.is_clean()
+    assert answer.stdout == f"sdsa {__version__}\n"
+
+
+def test_help_lists_the_commands_and_keeps_brackets(sdsa: Run) -> None:
+    answer = sdsa("--help")
+    answer.is_clean()
+    for command in ("quantize-cache", "inspect"):
+        assert command in answer.stdout
+    assert "[requests, tokens, 128]" in sdsa("quantize-cache", "-h").stdout
+
+
+def test_without_a_command_the_help_is_shown_and_usage_fails(sdsa: Run) -> None:
+    answer = sdsa()
+    assert answer.exit_code == 2
+    assert "quantize-cache" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing"], ["No such command 'nothing'", "see sdsa --help"]),
+        (["--nothing"], ["No such option: --nothing"]),
+        (["quantize-cache"], ["Missing argument 'KEYS'", "see sdsa quantize-cache --help"]),
+        (["quantize-cache", "keys"], ["Missing option", "--output"]),
+        (["quantize-cache", "k", "-o", "c", "--format", "fp8"], ["--format", "fp8", "nvfp4"]),
+        (["quantize-cache", "k", "-o", "c", "--fromat", "bf16"], ["--fromat", "--format"]),
+        (["inspect", "k", "--page", "-1"], ["--page", "0"]),
+    ],
+    ids=["command", "option", "argument", "missing-option", "choice", "typo", "range"],
+)
+def test_usage_errors_are_one_line(sdsa: Run, arguments: list[str], words: list[str]) -> None:
+    sdsa(*arguments).fails_with(2, *words)
+
+
+def failing_app(error: BaseException) -> typer.Typer:
+    """An app in the frame of `sdsa` whose one command raises `error`."""
+    app = typer.Typer(cls=SdsaGroup)
+
+    @app.callback()
+    def root(debug: bool = False) -> None:
+        pass
+
+    @app.command()
+    def fail() -> None:
+        raise error
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "line"),
+    [
+        (CheckFailedError("the cache is bad"), 1, "error: the cache is bad"),
+        (InputError("two\n  lines"), 2, "error: two lines"),
+        (DtypeError("keys must be BF16"), 2, "error: keys must be BF16"),
+        (CacheFormatError("field x"), 2, "error: field x"),
+        (UnsupportedError("no GPU"), 3, "error: no GPU"),
+        (PermissionError(13, "Permission denied", "/x/y"), 2, "error: /x/y: Permission denied"),
+        (KeyboardInterrupt(), 130, "error: interrupted"),
+        (
+            RuntimeError("[bold]odd[/bold]"),
+            1,
+            "error: internal error: RuntimeError: [bold]odd[/bold] "
+            "(run with --debug for the traceback)",
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_exceptions_become_a_line_and_an_exit_code(
+    error: BaseException, exit_code: int, line: str
+) -> None:
+    answer = CliRunner().invoke(failing_app(error), ["fail"])
+    assert answer.exit_code == exit_code
+    assert answer.stderr == line + "\n"
+    assert answer.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "fail"], ["fail", "--debug"]], ids=" ".join)
+def test_debug_anywhere_shows_the_traceback(arguments: list[str]) -> None:
+    answer = CliRunner().invoke(failing_app(InputError("bad keys")), arguments)
+    assert answer.exit_code == 2
+    assert "Traceback" in answer.stderr
+    assert answer.stderr.endswith("error: bad keys\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_offers_commands_and_choices(sdsa_process: Run, shell: str) -> None:
+    script = sdsa_process(_SDSA_COMPLETE=f"source_{shell}")
+    assert script.exit_code == 0
+    assert "_SDSA_COMPLETE" in script.stdout
+
+    def complete(line: str) -> str:
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+        words["_TYPER_COMPLETE_ARGS"] = line
+        if shell == "fish":
+            words["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
+        return sdsa_process(_SDSA_COMPLETE=f"complete_{shell}", **words).stdout
+
+    assert "quantize-cache" in complete("sdsa quant")
+    assert "nvfp4" in complete("sdsa quantize-cache --format nv")

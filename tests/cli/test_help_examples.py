@@ -1,0 +1,51 @@
+"""Every example in the help of every command works as it is typed there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import Run
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from sdsa_cli.app import app
+
+COMMANDS = [command.name for command in app.registered_commands]
+
+
+def examples(command: str) -> list[str]:
+    """The examples as the help shows them on a wide terminal."""
+    wide = {"COLUMNS": "300", "TERMINAL_WIDTH": "300"}
+    text = CliRunner().invoke(app, [command, "--help"], prog_name="sdsa", env=wide).stdout
+    return re.findall(rf"^ *(sdsa {command} .*?) *$", text.partition("Examples")[2], re.MULTILINE)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, fixtures: Path, monkeypatch: pytest.MonkeyPatch, sdsa: Run) -> Path:
+    """A folder with the files that the examples name."""
+    real = load_file(fixtures / "smollm2-layer12.safetensors")
+    lengths = torch.tensor([1000, 700, 300], dtype=torch.int32)
+    save_file({"keys": real["keys"][:2000], "lengths": lengths}, tmp_path / "keys.safetensors")
+    save_file({"queries": real["queries"][:3]}, tmp_path / "queries.safetensors")
+    (tmp_path / "capture").mkdir()
+    layers = {f"layers.{layer}.keys": torch.ones(100, 128) for layer in (0, 1)}
+    save_file(layers, tmp_path / "capture" / "layers.safetensors")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_run(workplace: Path, sdsa: Run, command: str) -> None:
+    lines = examples(command)
+    assert lines, "every command has examples"
+    if command != "quantize-cache":
+        made = ("-o", "cache.safetensors", "--lengths", "lengths")
+        sdsa("quantize-cache", "keys.safetensors", *made).is_clean()
+    for line in lines:
+        answer = sdsa(*shlex.split(line)[1:])
+        assert answer.exit_code == 0, f"{line}: {answer.stderr}"
+        assert answer.stderr == "", line

@@ -1,0 +1,52 @@
+"""Documents that any strict parser reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sdsa_cli.json_documents import SCHEMA_VERSION, command_document, strict_json
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    x: float
+    path: Path
+
+
+def refuse(name: str) -> None:
+    raise AssertionError(name)
+
+
+def test_undefined_numbers_are_null_and_names_stay() -> None:
+    document = {
+        "NaN.Infinity": math.nan,
+        "list": [math.inf, -math.inf, 1.5, (1, None, True)],
+        "point": Point(math.nan, Path("a/b")),
+        3: "schlüssel",
+    }
+    parsed = json.loads(strict_json(document), parse_constant=refuse)
+    assert parsed == {
+        "NaN.Infinity": None,
+        "list": [None, None, 1.5, [1, None, True]],
+        "point": {"x": None, "path": "a/b"},
+        "3": "schlüssel",
+    }
+
+
+def test_other_types_are_an_error() -> None:
+    with pytest.raises(TypeError, match="set"):
+        strict_json({"a": {1, 2}})
+
+
+def test_documents_start_with_their_version() -> None:
+    document = command_document("score", {"a": 1})
+    assert list(document.items()) == [
+        ("schema_version", SCHEMA_VERSION),
+        ("command", "score"),
+        ("a", 1),
+    ]

@@ -1,0 +1,348 @@
+"""`sdsa quantize-cache`: inputs, outputs, the report, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import Run
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from sdsa_quant import open_cache, validate_cache
+
+SaveKeys = Callable[..., Path]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_real_keys(sdsa: Run, fixtures: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache.safetensors"
+    answer = sdsa(
+        "quantize-cache",
+        fixtures / "smollm2-layer12.safetensors",
+        "-o",
+        cache,
+        "--lengths",
+        "lengths",
+    )
+    answer.is_clean()
+    for text in (
+        "keys, BF16 [7437, 128]",
+        "118",
+        "543,744",
+        "3.56x smaller",
+        "0.092",
+        "7,437 keys",
+    ):
+        assert text in answer.stdout
+    opened = open_cache(cache)
+    validate_cache(opened)
+    assert opened.context_lengths.tolist() == [4096, 2500, 777, 64]
+    assert opened.header.source == "smollm2-layer12.safetensors"
+    assert names(tmp_path) == ["cache.safetensors"]
+
+
+def test_lengths_are_offered_where_none_are_named(
+    sdsa: Run, save_keys: SaveKeys, tmp_path: Path
+) -> None:
+    answer = sdsa(
+        "quantize-cache", save_keys(count=10, lengths=[4, 6]), "-o", tmp_path / "c.safetensors"
+    )
+    answer.is_clean()
+    assert "all one request, --lengths lengths would divide them" in answer.stdout
+
+
+def test_the_document(sdsa: Run, save_keys: SaveKeys, tmp_path: Path) -> None:
+    path, cache = save_keys(count=1000, lengths=[600, 400]), tmp_path / "c.safetensors"
+    answer = sdsa("quantize-cache", path, "-o", cache, "--lengths", "lengths", "--json")
+    answer.is_clean()
+    document = answer.document
+    assert list(document)[:2] == ["schema_version", "command"]
+    assert (document["schema_version"], document["command"]) == (1, "quantize-cache")
+    assert document["input"] == str(path)
+    assert document["environment"]["packages"]["torch"] == torch.__version__
+    (record,) = document["caches"]
+    error = record.pop("relative_error")
+    assert 0.08 < error < 0.11
+    assert record.pop("ratio_to_bf16") == pytest.approx(32 / 9)
+    assert record.pop("file_bytes") == cache.stat().st_size
+    assert record == {
+        "path": str(cache),
+        "tensor": "keys",
+        "values": "nvfp4",
+        "layout": "interleaved",
+        "scale_order": "linear",
+        "requests": 2,
+        "keys": 1000,
+        "pages": 17,
+        "cache_bytes": 17 * 4608,
+        "bf16_bytes": 17 * 16384,
+        "blocks": {
+            "count": 8000,
+            "flushed": 0,
+            "flushed_share": 0.0,
+            "subnormal": 0,
+            "subnormal_share": 0.0,
+            "saturated": 0,
+            "saturated_share": 0.0,
+        },
+        "nonfinite_values": 0,
+    }
+
+
+def test_what_is_undefined_is_null(sdsa: Run, tmp_path: Path) -> None:
+    name = "NaN.Infinity"
+    save_file({name: torch.zeros(0, 128)}, tmp_path / "k.safetensors")
+    answer = sdsa(
+        "quantize-cache", tmp_path / "k.safetensors", "-o", tmp_path / "c.safetensors", "--json"
+    )
+    answer.is_clean()
+    (record,) = answer.document["caches"]
+    assert record["tensor"] == name
+    assert record["ratio_to_bf16"] is None
+    assert record["relative_error"] is None
+    assert record["blocks"]["flushed_share"] is None
+    # The report for a reader has no numbers there either, and no crash.
+    answer = sdsa(
+        "quantize-cache", tmp_path / "k.safetensors", "-o", tmp_path / "c.safetensors", "--force"
+    )
+    answer.is_clean()
+
+
+@pytest.mark.parametrize("values", ["nvfp4", "bf16"])
+@pytest.mark.parametrize("layout", ["interleaved", "separate"])
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_every_format_and_layout(
+    sdsa: Run, save_keys: SaveKeys, tmp_path: Path, values: str, layout: str, device: str
+) -> None:
+    cache = tmp_path / "c.safetensors"
+    choices = ("--format", values, "--layout", layout, "--device", device)
+    sdsa("quantize-cache", save_keys(), "-o", cache, *choices).is_clean()
+    header = open_cache(cache).header
+    assert (header.values, header.layout) == (values, layout)
+
+
+def test_tiled_scales(sdsa: Run, save_keys: SaveKeys, tmp_path: Path) -> None:
+    cache = tmp_path / "c.safetensors"
+    arguments = ("quantize-cache", save_keys(), "-o", cache, "--scale-order", "128x4")
+    sdsa(*arguments).fails_with(2, "128x4", "layout separate", "got layout interleaved")
+    assert not cache.exists()
+    sdsa(*arguments, "--layout", "separate").is_clean()
+    assert open_cache(cache).header.scale_order == "128x4"
+
+
+@pytest.fixture
+def layers(tmp_path: Path, generator: torch.Generator) -> Path:
+    """Keys of layers 0, 1, 2 and 10, in numbers that tell them apart."""
+    tensors = {
+        f"layers.{layer}.keys": torch.randn(64 * (layer + 1), 128, generator=generator)
+        for layer in (10, 2, 0, 1)
+    }
+    save_file(tensors | {"layers.0.queries": torch.ones(2, 128)}, tmp_path / "layers.safetensors")
+    return tmp_path / "layers.safetensors"
+
+
+LAYER_NAMES = [f"layers.{layer}.keys" for layer in (0, 1, 2, 10)]
+
+
+@pytest.mark.parametrize(
+    ("output", "file_name"),
+    [("caches/", "{}.safetensors"), ("new/c-{name}.st", "c-{}.st")],
+    ids=["folder", "placeholder"],
+)
+def test_several_tensors_become_several_caches_in_numeric_order(
+    sdsa: Run, layers: Path, tmp_path: Path, output: str, file_name: str
+) -> None:
+    arguments = ("quantize-cache", layers, "--keys", "layers.*.keys", "-o", f"{tmp_path}/{output}")
+    answer = sdsa(*arguments)
+    answer.is_clean()
+    places = [answer.stdout.index(name) for name in LAYER_NAMES]
+    assert places == sorted(places)
+    assert "4 nvfp4 caches" in answer.stdout
+    document = sdsa(*arguments, "--force", "--json").document
+    assert [record["tensor"] for record in document["caches"]] == LAYER_NAMES
+    assert [record["pages"] for record in document["caches"]] == [1, 2, 3, 11]
+    for record in document["caches"]:
+        assert Path(record["path"]).name == file_name.format(record["tensor"])
+        assert open_cache(record["path"]).pages == record["pages"]
+
+
+def test_one_tensor_into_an_existing_folder(sdsa: Run, save_keys: SaveKeys, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    sdsa("quantize-cache", save_keys(), "-o", tmp_path / "there").is_clean()
+    assert names(tmp_path / "there") == ["keys.safetensors"]
+
+
+def test_several_tensors_do_not_fit_one_file(sdsa: Run, layers: Path, tmp_path: Path) -> None:
+    output = tmp_path / "c.safetensors"
+    answer = sdsa("quantize-cache", layers, "--keys", "layers.*.keys", "-o", output)
+    answer.fails_with(2, "4 key tensors need a folder", "{name}")
+    assert not output.exists()
+
+
+def test_names_that_collide_as_files(sdsa: Run, tmp_path: Path) -> None:
+    save_file({name: torch.ones(1, 128) for name in ("a/k", "a_k")}, tmp_path / "k.safetensors")
+    answer = sdsa(
+        "quantize-cache", tmp_path / "k.safetensors", "--keys", "a*", "-o", f"{tmp_path}/o/"
+    )
+    answer.fails_with(2, "tensors a/k and a_k would both be written to")
+
+
+def test_all_outputs_are_looked_at_before_any_is_written(
+    sdsa: Run, layers: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "caches"
+    folder.mkdir()
+    (folder / "layers.10.keys.safetensors").write_text("old")
+    answer = sdsa("quantize-cache", layers, "--keys", "layers.*.keys", "-o", folder)
+    answer.fails_with(2, "layers.10.keys.safetensors: exists already; give --force")
+    assert names(folder) == ["layers.10.keys.safetensors"]
+
+
+def test_an_index_and_a_folder(sdsa: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "capture"
+    folder.mkdir()
+    for number in (1, 2):
+        tensors = {f"layers.{number}.keys": torch.full((64, 128), float(number))}
+        save_file(tensors, folder / f"{number}.safetensors")
+    save_file({"layers.1.keys": torch.full((64, 128), 9.0)}, folder / "stray.safetensors")
+    answer = sdsa("quantize-cache", folder, "--keys", "layers.1.keys", "-o", tmp_path / "c")
+    answer.fails_with(2, "layers.1.keys", "1.safetensors", "stray.safetensors")
+    places = {f"layers.{number}.keys": f"{number}.safetensors" for number in (1, 2)}
+    index = folder / "m.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    written = set()
+    for source in (folder, index):
+        arguments = ("--keys", "layers.1.keys", "-o", tmp_path / "c", "--force")
+        sdsa("quantize-cache", source, *arguments).is_clean()
+        written.add(load_file(tmp_path / "c")["pages"].numpy().tobytes())
+    # Every value is 1: code 6 of scale 1/6 rounded to 0.171875, which is byte 0x23.
+    assert written == {b"\x77" * 4096 + b"\x23" * 512}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "arguments", "words"),
+    [
+        ({}, [], ["no tensors"]),
+        ({"a": (9, 128)}, ["--keys", "b"], ["no tensor is named b", "a (F32 [9, 128])"]),
+        ({"keys": (9, 64)}, [], ["tensor keys", "128", "[9, 64]"]),
+        ({"keys": (9, 127)}, ["--keys", "keys"], ["tensor keys", "128", "[9, 127]"]),
+        ({"keys": (9, 129)}, [], ["tensor keys", "128", "[9, 129]"]),
+        ({"keys": (9, 256)}, [], ["tensor keys", "128", "[9, 256]"]),
+        ({"keys": (9, 128), "keys_scale_2": (1,)}, [], ["unquantized keys", "keys_scale_2"]),
+        ({"keys": (9, 128)}, ["--lengths", "n"], ["no tensor is named n"]),
+        ({"keys": (3, 3, 128)}, [], ["tensor keys", "--lengths"]),
+        ({"keys": (9, 128)}, ["--device", "tpu"], ["--device must be auto, cpu, cuda", "'tpu'"]),
+    ],
+    ids=[
+        "no-tensors",
+        "no-such-name",
+        "64",
+        "127",
+        "129",
+        "256",
+        "quantized",
+        "no-such-lengths",
+        "padded",
+        "device",
+    ],
+)
+def test_bad_input_is_one_line_and_no_output(
+    sdsa: Run,
+    tmp_path: Path,
+    tensors: dict[str, tuple[int, ...]],
+    arguments: list[str],
+    words: list[str],
+) -> None:
+    save_file({name: torch.ones(shape) for name, shape in tensors.items()}, tmp_path / "k.st")
+    answer = sdsa("quantize-cache", tmp_path / "k.st", "-o", tmp_path / "c.st", *arguments)
+    answer.fails_with(2, *words)
+    assert answer.stdout == ""
+    assert names(tmp_path) == ["k.st"]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64, torch.float8_e4m3fn], ids=str)
+def test_other_dtypes(sdsa: Run, tmp_path: Path, dtype: torch.dtype) -> None:
+    save_file({"keys": torch.ones(9, 128).to(dtype)}, tmp_path / "k.st")
+    answer = sdsa("quantize-cache", tmp_path / "k.st", "-o", tmp_path / "c.st")
+    answer.fails_with(2, "tensor keys must hold unquantized keys in BF16, F16, F32", "[9, 128]")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_a_gpu_that_is_not_there(sdsa: Run, save_keys: SaveKeys, tmp_path: Path) -> None:
+    answer = sdsa("quantize-cache", save_keys(), "-o", tmp_path / "c.st", "--device", "cuda")
+    answer.fails_with(3, "--device cuda", "0 CUDA devices")
+    assert not (tmp_path / "c.st").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "empty", "header-size", "absent"])
+def test_damaged_files(sdsa: Run, save_keys: SaveKeys, tmp_path: Path, damage: str) -> None:
+    path = save_keys()
+    whole = path.read_bytes()
+    cuts = {"cut": whole[:-1], "longer": whole + b"\0", "empty": b"", "header-size": whole[:8]}
+    path.unlink() if damage == "absent" else path.write_bytes(cuts[damage])
+    sdsa("quantize-cache", path, "-o", tmp_path / "c.st").fails_with(2, "keys.safetensors: ")
+    assert not (tmp_path / "c.st").exists()
+
+
+def test_nonfinite_keys(sdsa: Run, tmp_path: Path) -> None:
+    keys = torch.ones(300, 128)
+    keys[200, 5] = float("nan")
+    save_file({"keys": keys}, tmp_path / "k.st")
+    arguments = ("quantize-cache", tmp_path / "k.st", "-o", tmp_path / "c.st")
+    sdsa(*arguments).fails_with(2, "k.st: tensor keys", "nan in key 200 of request 0")
+    assert names(tmp_path) == ["k.st"]
+    answer = sdsa(*arguments, "--nonfinite", "saturate")
+    answer.is_clean()
+    assert "1 converted, not in the error" in answer.stdout
+
+
+def test_existing_outputs_need_force(sdsa: Run, save_keys: SaveKeys, tmp_path: Path) -> None:
+    keys, cache = save_keys(), tmp_path / "c.st"
+    cache.write_text("old")
+    sdsa("quantize-cache", keys, "-o", cache).fails_with(2, "c.st: exists already; give --force")
+    assert cache.read_text() == "old"
+    sdsa("quantize-cache", keys, "-o", cache, "--force").is_clean()
+    assert open_cache(cache).pages == 16
+
+
+def test_the_input_is_never_the_output(sdsa: Run, save_keys: SaveKeys, tmp_path: Path) -> None:
+    keys = save_keys()
+    before = keys.read_bytes()
+    (tmp_path / "link").symlink_to(keys)
+    for output in (keys, tmp_path / "link"):
+        answer = sdsa("quantize-cache", keys, "-o", output, "--force")
+        answer.fails_with(2, "is the input, it cannot be the output too")
+    assert keys.read_bytes() == before
+
+
+def test_a_missing_output_folder(sdsa: Run, save_keys: SaveKeys, tmp_path: Path) -> None:
+    answer = sdsa("quantize-cache", save_keys(), "-o", tmp_path / "a" / "c.st")
+    answer.fails_with(2, "a/c.st: cannot be written: No such file or directory")
+
+
+def test_a_cache_of_zeros_is_quiet(sdsa: Run, tmp_path: Path) -> None:
+    save_file({"keys": torch.zeros(130, 128)}, tmp_path / "k.st")
+    answer = sdsa("quantize-cache", tmp_path / "k.st", "-o", tmp_path / "c.st")
+    answer.is_clean()
+    with safe_open(tmp_path / "c.st", "pt") as file:
+        assert not file.get_tensor("pages").any()
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_the_report_fits_the_terminal(
+    sdsa_process: Run, layers: Path, tmp_path: Path, columns: str
+) -> None:
+    # Also the real program's way: a pipe gets neither colours nor a progress bar.
+    pattern = ("--keys", "layers.*.keys", "-o", f"{tmp_path}/caches/")
+    answer = sdsa_process("quantize-cache", layers, *pattern, COLUMNS=columns)
+    answer.is_clean()
+    # The first line has the folder's path, which the terminal wraps.
+    assert max(map(len, answer.stdout.splitlines()[1:])) <= int(columns)
+    assert "\x1b" not in answer.stdout

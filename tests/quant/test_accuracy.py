@@ -1,0 +1,95 @@
+"""Summaries of many rows: what they count, what they leave out, and where the worst row is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdsa_quant.accuracy import RowValue, nearest_rank, summarize_accuracy
+from sdsa_quant.metrics import RowAccuracy, TopKAccuracy, row_accuracy
+
+
+def row_with_recall(row: int, recall: float) -> RowAccuracy:
+    top_k = TopKAccuracy(64, 64, recall, recall, 0.25, recall == 1, recall == 1, 0)
+    return RowAccuracy(row, row // 2, 256, 0, 0, 1 - recall, 1 - recall, recall, recall, (top_k,))
+
+
+def test_one_bad_row_of_a_hundred_is_seen() -> None:
+    # CASES 59: 99 rows with recall 1.0 and one with 0.0.
+    rows = [row_with_recall(row, 0.0 if row == 70 else 1.0) for row in range(100)]
+    accuracy = summarize_accuracy(rows, (64,))
+    recall = accuracy.top_k[0].recall
+    assert (recall.mean, recall.median, recall.minimum, recall.p1) == (0.99, 1.0, 0.0, 0.0)
+    assert recall.worst == RowValue(value=0.0, row=70, request=35, length=256)
+    assert accuracy.top_k[0].rows_with_same_scores == 99
+
+
+def test_the_worst_of_an_error_is_its_largest() -> None:
+    rows = [row_with_recall(row, 1 - row / 100) for row in range(100)]
+    error = summarize_accuracy(rows, (64,)).relative_l2
+    assert error.worst == RowValue(pytest.approx(0.99), row=99, request=49, length=256)
+    assert (error.p99, error.maximum) == (pytest.approx(0.98), pytest.approx(0.99))
+
+
+def test_invalid_and_empty_rows_are_counted_and_left_out() -> None:
+    # CASES 20 and 56: a row of length 0, and a NaN in the scores of row 3.
+    baseline = torch.arange(10.0)
+    broken = baseline.clone()
+    broken[4] = math.nan
+    given_scores = [baseline, baseline[:0], baseline, broken, baseline]
+    rows = [
+        row_accuracy(index, 0, scores, baseline[: scores.shape[0]], top_k=(4,), softmax_scale=1.0)
+        for index, scores in enumerate(given_scores)
+    ]
+    accuracy = summarize_accuracy(rows, (4,))
+    assert (accuracy.rows, accuracy.rows_measured) == (5, 3)
+    assert (accuracy.rows_empty, accuracy.rows_invalid) == (1, 1)
+    assert [row.row for row in rows if not row.valid] == [3]
+    assert accuracy.top_k[0].recall.rows == 3
+    assert accuracy.top_k[0].recall.minimum == 1.0
+
+
+def test_ties_and_short_rows_are_counted() -> None:
+    rows = [
+        row_accuracy(0, 0, torch.ones(300), torch.ones(300), top_k=(64,), softmax_scale=1.0),
+        row_accuracy(1, 0, torch.ones(64), torch.ones(64), top_k=(64,), softmax_scale=1.0),
+    ]
+    summary = summarize_accuracy(rows, (64,)).top_k[0]
+    assert (summary.rows_with_ties, summary.most_ties_left_out) == (1, 236)
+    assert summary.rows_longer_than_k == 1
+    assert summary.chance == pytest.approx((64 / 300 + 1) / 2)
+
+
+def test_no_rows_leave_everything_undefined() -> None:
+    accuracy = summarize_accuracy([], (64,))
+    assert accuracy.rows_measured == 0
+    assert accuracy.cosine.rows == 0
+    assert (accuracy.cosine.mean, accuracy.cosine.p1, accuracy.cosine.worst) == (None, None, None)
+    assert accuracy.top_k[0].chance is None
+
+
+def test_a_row_with_an_undefined_measure_is_left_out_of_that_measure_only() -> None:
+    zero, some = torch.zeros(8), torch.arange(8.0)
+    rows = [
+        row_accuracy(index, 0, scores, scores, top_k=(2,), softmax_scale=1.0)
+        for index, scores in enumerate((zero, some))
+    ]
+    accuracy = summarize_accuracy(rows, (2,))
+    assert (accuracy.cosine.rows, accuracy.max_abs.rows) == (1, 2)
+
+
+@given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), percent=st.integers(1, 100))
+def test_nearest_rank_is_the_first_value_that_covers_the_share(
+    values: list[float], percent: int
+) -> None:
+    ordered = sorted(values)
+    covering = [
+        value
+        for value in ordered
+        if 100 * sum(other <= value for other in ordered) >= percent * len(ordered)
+    ]
+    assert nearest_rank(ordered, percent) == covering[0]
