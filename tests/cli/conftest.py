@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import Outcome, Run, program
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from command_line import Outcome, Run, program
 from sdsa_cli.app import app
 
 

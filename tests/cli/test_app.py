@@ -8,9 +8,9 @@ import time
 
 import pytest
 import typer
-from command_line import Run
 from typer.testing import CliRunner
 
+from command_line import Run
 from sdsa_cli import __version__
 from sdsa_cli.app import SdsaGroup
 from sdsa_quant.errors import (

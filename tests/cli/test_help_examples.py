@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import Run
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from command_line import Run
 from sdsa_cli.app import app
 
 COMMANDS = [command.name for command in app.registered_commands]

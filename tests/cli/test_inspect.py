@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import Run
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from command_line import Run
 from sdsa_quant import dequantize_nvfp4, quantize_nvfp4
 from sdsa_quant.scores_file import ScoresWriter
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command_line import Run, program
 
+from command_line import Run, program
 from sdsa_quant import open_cache, validate_cache
 
 SaveKeys = Callable[..., Path]

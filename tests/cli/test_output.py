@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import program
 
+from command_line import program
 from sdsa_cli.output import Output, fields_table, heading, print_error, table
 
 

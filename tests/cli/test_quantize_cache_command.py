@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import Run
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from command_line import Run
 from sdsa_quant import open_cache, validate_cache
 
 SaveKeys = Callable[..., Path]

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from caches import write_cache
-from command_line import Outcome, Run
-from problems import gaussian_values
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from caches import write_cache
+from command_line import Outcome, Run
+from problems import gaussian_values
 from sdsa_kernels import score_cache
 from sdsa_kernels.reference import reference_scores
 from sdsa_quant.cache_file import open_cache

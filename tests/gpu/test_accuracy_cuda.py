@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from caches import write_cache
 from problems import gaussian_values
-
 from sdsa_kernels.score_cache import PieceScorer, plan_scores
 from sdsa_quant.baseline import baseline_scores
 from sdsa_quant.metrics import row_accuracy

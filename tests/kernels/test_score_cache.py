@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from caches import write_cache
 from problems import gaussian_values
-
 from sdsa_kernels import score_cache
 from sdsa_kernels.reference import reference_scores
 from sdsa_kernels.score_cache import PieceScorer, ScoreTask, plan_scores, require_memory

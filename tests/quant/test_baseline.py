@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from caches import write_cache
 from safetensors.torch import save_file
 
+from caches import write_cache
 from sdsa_quant import baseline
 from sdsa_quant.baseline import baseline_scores
 from sdsa_quant.baseline_file import open_baseline
