@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from types import FrameType
 
 from .app import app
@@ -11,6 +12,8 @@ from .app import app
 
 def main() -> None:
     """Run the command line of this process; ends it with the command's exit code."""
+    # torch says so at import; nothing here uses NumPy, so it would only alarm.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     # As an exit, so that half-written outputs are removed on the way.
     signal.signal(signal.SIGTERM, _exit_on_signal)
     app(prog_name="sdsa")

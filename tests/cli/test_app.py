@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import typer
@@ -56,6 +57,29 @@ def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.strip()
     assert answer.stderr == ""
+
+
+WITHOUT_NUMPY = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "numpy":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+from sdsa_cli.__main__ import main
+main()
+"""
+
+
+def test_a_clean_run_says_nothing_of_a_missing_numpy(fixtures: Path, tmp_path: Path) -> None:
+    keys = str(fixtures / "smollm2-layer12.safetensors")
+    line = ["quantize-cache", keys, "-o", str(tmp_path / "cache.safetensors"), "--json"]
+    answer = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NUMPY, *line], capture_output=True, text=True, check=False
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
 
 
 def test_help_is_quick() -> None:
