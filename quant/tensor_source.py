@@ -22,6 +22,7 @@ from .errors import InputError
 
 INDEX_SUFFIX = ".safetensors.index.json"
 _DTYPE_BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64}
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _LISTED_NAMES = 20  # in an error message
 
 
@@ -115,6 +116,21 @@ def natural_order(name: str) -> list[tuple[int, int, str]]:
     """Sort key under which runs of digits count as numbers: layers.2 before layers.10."""
     parts = re.split(r"(\d+)", name)
     return [(0, int(part), part) if part.isdigit() else (1, 0, part) for part in parts if part]
+
+
+def header_metadata(path: str | Path) -> dict[str, str]:
+    """Metadata of a safetensors file, also where the rest of it is damaged.
+
+    Empty where there is none, or nothing like a safetensors header is there.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, _MAX_HEADER_BYTES)))
+    except (OSError, ValueError):
+        return {}
+    metadata = header.get("__metadata__") if isinstance(header, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def open_tensors(path: str | Path) -> TensorSource:

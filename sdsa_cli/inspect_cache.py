@@ -27,7 +27,7 @@ def inspect_cache(out: Output, path: str) -> None:
         It is not valid; what could be read of it has been shown.
     """
     from sdsa_quant.cache_file import open_cache, validate_cache
-    from sdsa_quant.errors import CacheFormatError, CheckFailedError
+    from sdsa_quant.errors import CheckFailedError, InputError
 
     reason = None
     record: dict[str, Any] = {}
@@ -35,7 +35,7 @@ def inspect_cache(out: Output, path: str) -> None:
         cache = open_cache(path)
         record = _cache_record(cache)
         validate_cache(cache)
-    except (CacheFormatError, CheckFailedError) as error:
+    except (InputError, CheckFailedError) as error:
         reason = str(error)
     if record:
         out.result(*_cache_report(path, record, valid=reason is None))

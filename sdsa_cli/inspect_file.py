@@ -52,7 +52,7 @@ def inspect(
     """
     from sdsa_quant.cache_file import FORMAT as CACHE_FORMAT
     from sdsa_quant.scores_file import FORMAT as SCORES_FORMAT
-    from sdsa_quant.tensor_source import open_tensors
+    from sdsa_quant.tensor_source import header_metadata, open_tensors
 
     from .inspect_cache import inspect_cache, inspect_page
     from .inspect_scores import inspect_scores
@@ -60,8 +60,8 @@ def inspect(
     out = Output(as_json=as_json)
     if page is None and key is not None:
         raise InputError(f"--key {key} needs --page")
-    source = open_tensors(path)
-    kind = source.metadata.get("format")
+    # Asked of the header alone, so that a damaged cache is still known as a cache.
+    kind = header_metadata(path).get("format")
     if kind == CACHE_FORMAT and page is not None:
         inspect_page(out, path, page, key or 0)
     elif page is not None:
@@ -71,7 +71,7 @@ def inspect(
     elif kind == SCORES_FORMAT:
         inspect_scores(out, path)
     else:
-        _inspect_tensors(out, source)
+        _inspect_tensors(out, open_tensors(path))
 
 
 def _inspect_tensors(out: Output, source: TensorSource) -> None:

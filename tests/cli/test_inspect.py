@@ -151,16 +151,38 @@ def test_invalid_caches_exit_with_1_and_the_reason(
     assert answer.document["reason"] in answer.stderr
 
 
-@pytest.mark.parametrize("damage", ["cut", "longer", "empty", "header-size"])
-def test_damaged_files(sdsa: Run, make_cache: Callable[..., Path], damage: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "exit_code"),
+    # With its header whole, it is known to be a cache, and an invalid one; else just a bad file.
+    [("cut", 1), ("longer", 1), ("pages", 1), ("empty", 2), ("header-size", 2), ("header", 2)],
+)
+def test_damaged_files(
+    sdsa: Run, make_cache: Callable[..., Path], damage: str, exit_code: int
+) -> None:
     path = make_cache()
     whole = path.read_bytes()
-    path.write_bytes(
-        {"cut": whole[:-1], "longer": whole + b"\0", "empty": b"", "header-size": whole[:8]}[damage]
-    )
+    damaged = {
+        "cut": whole[:-1],
+        "longer": whole + b"\0",
+        "pages": whole.replace(b'"shape":[7,4608]', b'"shape":[8,4608]'),
+        "empty": b"",
+        "header-size": whole[:8],
+        "header": whole[:8] + b"[" + whole[9:],
+    }
+    path.write_bytes(damaged[damage])
+    assert path.read_bytes() != whole
     answer = sdsa("inspect", path)
-    answer.fails_with(2, "cache.safetensors: is not a whole safetensors file")
+    answer.fails_with(exit_code, "cache.safetensors: is not a whole safetensors file")
     assert answer.stdout == ""
+    sdsa("inspect", path, "--page", "0").fails_with(2)
+    answer = sdsa("inspect", path, "--json")
+    answer.fails_with(exit_code)
+    if exit_code == 1:
+        assert answer.document["valid"] is False
+
+
+def test_a_file_that_is_not_there(sdsa: Run, tmp_path: Path) -> None:
+    sdsa("inspect", tmp_path / "x.st").fails_with(2, "x.st: cannot be read: No such file")
 
 
 @pytest.mark.parametrize(
