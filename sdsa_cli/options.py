@@ -34,7 +34,8 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything that
 
 def examples(*lines: str) -> str:
     """Epilog of a command's help: one example command on each line, as it would be typed."""
-    return "\n".join(["[bold]Examples[/bold]", *(_literal(line) for line in lines)])
+    # Typer makes one line of what only one line break divides.
+    return "\n\n".join(["[bold]Examples[/bold]", *(_literal(line) for line in lines)])
 
 
 def help_text(function: Callable[..., None]) -> str:

@@ -10,7 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 from sdsa_quant.errors import InputError
-from sdsa_quant.tensor_source import StoredTensor, natural_order, open_tensors
+from sdsa_quant.tensor_source import (
+    StoredTensor,
+    header_metadata,
+    natural_order,
+    open_tensors,
+)
 
 
 def tensor(value: float, size: int = 4) -> torch.Tensor:
@@ -160,3 +165,16 @@ def test_long_lists_of_names_are_cut(tmp_path: Path) -> None:
     save_file({f"t{index}": tensor(0) for index in range(30)}, tmp_path / "x.safetensors")
     names = open_tensors(tmp_path / "x.safetensors").describe_names()
     assert names.endswith("t19 (F32 [4]) and 10 more")
+
+
+def test_metadata_is_read_from_damaged_files_too(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"a": tensor(1)}, path, {"format": "odd"})
+    whole = path.read_bytes()
+    for data in (whole, whole[:-1], whole + b"\0"):
+        path.write_bytes(data)
+        assert header_metadata(path) == {"format": "odd"}
+    for data in (b"", whole[:8], whole[:20], b"\xff" * 100, (2).to_bytes(8, "little") + b"[]"):
+        path.write_bytes(data)
+        assert header_metadata(path) == {}
+    assert header_metadata(tmp_path) == header_metadata(tmp_path / "gone") == {}
