@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -83,15 +83,16 @@ def test_a_clean_run_says_nothing_of_a_missing_numpy(fixtures: Path, tmp_path: P
 
 
 def test_help_is_quick() -> None:
-    # 0.2 s on an idle machine; the fastest of five, for a machine that is busy with other tests.
-    def seconds() -> float:
-        started = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "sdsa_cli", "--help"], stdout=subprocess.DEVNULL, check=True
-        )
-        return time.perf_counter() - started
+    # 0.2 s on an idle machine. Processor time, and the least of five: other tests run beside it.
+    def processor_seconds() -> float:
+        command = [sys.executable, "-m", "sdsa_cli", "--help"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        return usage.ru_utime + usage.ru_stime
 
-    assert min(seconds() for _ in range(5)) < 1.0
+    assert min(processor_seconds() for _ in range(5)) < 0.5
 
 
 def test_version(sdsa: Run) -> None:

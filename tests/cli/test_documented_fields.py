@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import Run
 
+from command_line import Run
 from sdsa_quant.scores_file import ScoresWriter
 
 PAGE = Path(__file__).parents[2] / "docs" / "cache-reports.md"
