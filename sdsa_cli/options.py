@@ -29,7 +29,6 @@ BackendOption = Annotated[
     Literal["auto", "torch", "triton", "cute"],
     typer.Option("--backend", help="Which kernel computes the scores."),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn.")]
 
 
 def examples(*lines: str) -> str:

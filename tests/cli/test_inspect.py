@@ -182,7 +182,9 @@ def test_damaged_files(
 
 
 def test_a_file_that_is_not_there(sdsa: Run, tmp_path: Path) -> None:
-    sdsa("inspect", tmp_path / "x.st").fails_with(2, "x.st: cannot be read: No such file")
+    sdsa("inspect", tmp_path / "x.st").fails_with(
+        2, "x.st: cannot be read: No such file or directory\n"
+    )
 
 
 @pytest.mark.parametrize(
