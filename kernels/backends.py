@@ -38,7 +38,22 @@ def _torch_launch(problem: ScoreProblem) -> None:
     torch_scores.launch(problem)
 
 
-BACKENDS: tuple[Backend, ...] = (Backend("torch", _torch_reason_unsupported, _torch_launch),)
+def _triton_reason_unsupported(problem: ScoreProblem) -> str | None:
+    from . import triton_scores
+
+    return triton_scores.reason_unsupported(problem)
+
+
+def _triton_launch(problem: ScoreProblem) -> None:
+    from . import triton_scores
+
+    triton_scores.launch(problem)
+
+
+BACKENDS: tuple[Backend, ...] = (
+    Backend("triton", _triton_reason_unsupported, _triton_launch),
+    Backend("torch", _torch_reason_unsupported, _torch_launch),
+)
 
 
 def backend_names() -> list[str]:

@@ -1,0 +1,225 @@
+"""Backend `triton`: NVFP4 and BF16 scores on every NVIDIA GPU from SM80, in CUDA graphs.
+
+The host side. Two kernels do the work, both with a grid that the device fixes and nothing in the
+arguments can change, sharing out the pages that the lengths define (`triton_shares`):
+
+- `triton_gluon`, where Triton has Gluon (3.6 and later);
+- `triton_portable`, with older Tritons and under the interpreter (``TRITON_INTERPRET=1``), which
+  takes CPU tensors.
+
+A device compiles one variant per pair of formats, three in all: nothing else is a compile-time
+constant, and no argument is specialized on. The first call of a variant compiles it, which a stream
+capture forbids, so a first call inside a capture is refused before it has done anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from sdsa_quant.errors import UnsupportedError
+
+from .availability import can_find, capability, package_version
+from .checks import NVFP4, ScoreProblem
+
+_LEAST_CAPABILITY = (8, 0)
+_GLUON_SINCE = (3, 6)
+
+_KEY_VECTOR_BYTES = 16
+_SCALE_VECTOR_BYTES = 8
+_INTERPRETED_PROGRAMS = 3  # enough to split a group, few enough for an interpreter
+
+Formats = tuple[str, str]  # of query rows, of keys
+Launch = Callable[[ScoreProblem, int], None]  # problem, stream
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuning:
+    """Launch shape of the Gluon kernel.
+
+    `programs` a multiprocessor are resident at once with `registers` a thread. H200, Triton 3.6,
+    2026-11, (32 groups, 1 row, 65,536 keys): NVFP4 with 2 warps takes 48.5 us, with 1 or 4 warps
+    50.1 and 51.4, with a page loaded ahead 50.6; BF16 takes 142.6 us with 4 warps and a page loaded
+    ahead, 153 without, 178 with 2 warps.
+    """
+
+    warps: int
+    programs: int
+    registers: int
+
+
+_TUNING = {
+    NVFP4: _Tuning(warps=2, programs=12, registers=80),
+    "bf16": _Tuning(warps=4, programs=3, registers=160),
+}
+
+_launches: dict[tuple[int, Formats], Launch] = {}
+
+
+def interpreting() -> bool:
+    """Whether Triton kernels run in its interpreter, on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@functools.cache
+def has_gluon() -> bool:
+    """Whether the installed Triton has the Gluon features that `triton_gluon` uses."""
+    version = package_version("triton")
+    if version is None:
+        return False
+    return tuple(int(part) for part in version.split(".")[:2]) >= _GLUON_SINCE
+
+
+def reason_unsupported(problem: ScoreProblem) -> str | None:
+    """None where this backend can serve `problem`, else why not."""
+    device = problem.device
+    if not can_find("triton"):
+        return "triton is not installed"
+    if interpreting():
+        return None if device.type == "cpu" else "TRITON_INTERPRET=1 takes CPU tensors only"
+    if device.type != "cuda":
+        return f"tensors must be on a CUDA device, not on {device}"
+    have = capability(_index(device))
+    if have < _LEAST_CAPABILITY:
+        return (
+            f"the GPU must have compute capability 8.0 or later, {device} has {have[0]}.{have[1]}"
+        )
+    return None
+
+
+def launch(problem: ScoreProblem) -> None:
+    """Compute the scores of a validated problem on the current stream of its device."""
+    if problem.rows == 0 or problem.max_context == 0:
+        return
+    if interpreting():
+        _launch_portable(problem, _INTERPRETED_PROGRAMS)
+        return
+    index = _index(problem.device)
+    key = (index, (problem.query_format, problem.key_format))
+    run = _launches.get(key)
+    if run is None:
+        _refuse_capture(index)
+        with torch.cuda.device(index):
+            run = _prepare(index, problem)
+        _launches[key] = run
+    stream = torch.cuda.current_stream(index).cuda_stream
+    if index == torch.cuda.current_device():
+        run(problem, stream)
+    else:
+        with torch.cuda.device(index):
+            run(problem, stream)
+
+
+def compiled_variants() -> int:
+    """How many variants this process has compiled, over all devices."""
+    return len(_launches)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _refuse_capture(index: int) -> None:
+    with torch.cuda.device(index):
+        capturing = torch.cuda.is_current_stream_capturing()
+    if capturing:
+        raise UnsupportedError(
+            "backend triton must compile a kernel, which a stream capture forbids: "
+            "run indexer_scores once before capture"
+        )
+
+
+@functools.cache
+def _multiprocessors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def _prepare(index: int, problem: ScoreProblem) -> Launch:
+    if has_gluon():
+        return _compile_gluon(index, problem.query_format, problem.key_format)
+    programs = 4 * _multiprocessors(index)
+    return lambda later, _stream: _launch_portable(later, programs)
+
+
+def _compile_gluon(index: int, query_format: str, key_format: str) -> Launch:
+    from .triton_gluon import score_kernel
+
+    tuning = _TUNING[key_format]
+    constants = (query_format == NVFP4, key_format == NVFP4, tuning.warps)
+    compiled = score_kernel.warmup(
+        torch.int32 if query_format == NVFP4 else torch.bfloat16,
+        torch.uint16,
+        torch.int32 if key_format == NVFP4 else torch.bfloat16,
+        torch.uint16,
+        torch.int32,
+        torch.int32,
+        torch.int32,
+        torch.float32,
+        *(0,) * 9,  # sizes and strides, none of which is specialized on
+        *constants,
+        grid=(1,),
+        num_warps=tuning.warps,
+        maxnreg=tuning.registers,
+    )
+    # The compiled kernel is launched directly: going through the JIT function again would bind and
+    # hash every argument, which takes longer than small calls do.
+    runner = compiled[(tuning.programs * _multiprocessors(index), 1, 1)]
+
+    def run(problem: ScoreProblem, stream: int) -> None:
+        query, key_cache = problem.query, problem.key_cache
+        query_scales, key_scales = problem.query_scales, problem.key_scales
+        runner(
+            query.data_ptr(),
+            0 if query_scales is None else query_scales.data_ptr(),
+            key_cache.data_ptr(),
+            0 if key_scales is None else key_scales.data_ptr(),
+            problem.block_table.data_ptr(),
+            problem.context_lengths.data_ptr(),
+            problem.requests.data_ptr(),
+            problem.scores.data_ptr(),
+            problem.groups,
+            problem.max_context,
+            problem.rows_per_group,
+            query.stride(0) * query.element_size() // _KEY_VECTOR_BYTES,
+            0 if query_scales is None else query_scales.stride(0) // _SCALE_VECTOR_BYTES,
+            key_cache.stride(0) * key_cache.element_size() // _KEY_VECTOR_BYTES,
+            0 if key_scales is None else key_scales.stride(0) // _SCALE_VECTOR_BYTES,
+            problem.block_table.stride(0),
+            problem.scores.stride(0),
+            *constants,
+            stream=stream,
+        )
+
+    return run
+
+
+def _launch_portable(problem: ScoreProblem, programs: int) -> None:
+    from .triton_portable import score_kernel
+
+    query_scales, key_scales = problem.query_scales, problem.key_scales
+    score_kernel[(programs,)](
+        problem.query,
+        problem.query if query_scales is None else query_scales,
+        problem.key_cache,
+        problem.key_cache if key_scales is None else key_scales,
+        problem.block_table,
+        problem.context_lengths,
+        problem.requests,
+        problem.scores,
+        problem.groups,
+        problem.max_context,
+        problem.rows_per_group,
+        problem.query.stride(0),
+        0 if query_scales is None else query_scales.stride(0),
+        problem.key_cache.stride(0),
+        0 if key_scales is None else key_scales.stride(0),
+        problem.block_table.stride(0),
+        problem.scores.stride(0),
+        QUERY_NVFP4=problem.query_format == NVFP4,
+        KEY_NVFP4=problem.key_format == NVFP4,
+        UPCAST=interpreting(),
+    )
