@@ -62,7 +62,7 @@ def describe(tensor: object) -> str:
     return f"{dtype} {list(tensor.shape)}"
 
 
-def _require_tensor(name: str, tensor: object, wanted: str) -> torch.Tensor:
+def require_tensor(name: str, tensor: object, wanted: str) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise DtypeError(f"{name} must be a {wanted} tensor, got {describe(tensor)}")
     if tensor.layout != torch.strided:
@@ -70,16 +70,16 @@ def _require_tensor(name: str, tensor: object, wanted: str) -> torch.Tensor:
     return tensor
 
 
-def _require_dtype(
+def require_dtype(
     name: str, tensor: object, dtypes: tuple[torch.dtype, ...], wanted: str
 ) -> torch.Tensor:
-    checked = _require_tensor(name, tensor, wanted)
+    checked = require_tensor(name, tensor, wanted)
     if checked.dtype not in dtypes:
         raise DtypeError(f"{name} must be {wanted}, got {describe(checked)}")
     return checked
 
 
-def _require_shape(
+def require_shape(
     name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], wanted: str
 ) -> None:
     fits = tensor.dim() == len(shape) and all(
@@ -89,13 +89,13 @@ def _require_shape(
         raise InputError(f"{name} must be {wanted}, got {describe(tensor)}")
 
 
-def _require_row_contiguous(name: str, tensor: torch.Tensor) -> None:
+def require_row_contiguous(name: str, tensor: torch.Tensor) -> None:
     """The last dimension is contiguous; a dimension of size 1 or 0 has no stride to speak of."""
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise InputError(f"{name} must have a last stride of 1, got strides {tensor.stride()}")
 
 
-def _require_page_contiguous(name: str, tensor: torch.Tensor) -> None:
+def require_page_contiguous(name: str, tensor: torch.Tensor) -> None:
     row = tensor.shape[-1]
     if tensor.stride(-1) != 1 or tensor.stride(-2) != row:
         raise InputError(
@@ -104,7 +104,7 @@ def _require_page_contiguous(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _require_alignment(name: str, tensor: torch.Tensor, alignment: int) -> None:
+def require_alignment(name: str, tensor: torch.Tensor, alignment: int) -> None:
     """Pages (or query rows) start at multiples of `alignment` bytes, as vector loads need."""
     if tensor.numel() == 0:
         return
@@ -121,8 +121,8 @@ def _require_alignment(name: str, tensor: torch.Tensor, alignment: int) -> None:
         )
 
 
-def _scale_bytes(name: str, tensor: object, wanted: str) -> torch.Tensor:
-    checked = _require_dtype(name, tensor, (torch.float8_e4m3fn, torch.uint8), wanted)
+def scale_bytes_of(name: str, tensor: object, wanted: str) -> torch.Tensor:
+    checked = require_dtype(name, tensor, (torch.float8_e4m3fn, torch.uint8), wanted)
     return checked.view(torch.uint8)
 
 
@@ -148,7 +148,7 @@ def check_scores_call(
         A shape, stride, alignment or device is wrong, or scales are missing or superfluous. The
         message names the argument, what was given and what is needed.
     """
-    _require_dtype(
+    require_dtype(
         "key_cache",
         key_cache,
         (torch.bfloat16, torch.uint8),
@@ -159,9 +159,9 @@ def check_scores_call(
         shape, wanted = (None, PAGE, PACKED_DIM), f"uint8 [pages, {PAGE}, {PACKED_DIM}]"
     else:
         shape, wanted = (None, PAGE, DIM), f"bfloat16 [pages, {PAGE}, {DIM}]"
-    _require_shape("key_cache", key_cache, shape, wanted)
-    _require_page_contiguous("key_cache", key_cache)
-    _require_alignment("key_cache", key_cache, KEY_ALIGNMENT_BYTES)
+    require_shape("key_cache", key_cache, shape, wanted)
+    require_page_contiguous("key_cache", key_cache)
+    require_alignment("key_cache", key_cache, KEY_ALIGNMENT_BYTES)
     pages = key_cache.shape[0]
 
     key_scale_bytes = None
@@ -169,26 +169,26 @@ def check_scores_call(
         wanted = f"float8_e4m3fn or uint8 [{pages}, {PAGE}, {SCALES_PER_KEY}] for NVFP4 keys"
         if key_scales is None:
             raise InputError(f"key_scales must be {wanted}, got None")
-        key_scale_bytes = _scale_bytes("key_scales", key_scales, wanted)
-        _require_shape("key_scales", key_scale_bytes, (pages, PAGE, SCALES_PER_KEY), wanted)
-        _require_page_contiguous("key_scales", key_scale_bytes)
-        _require_alignment("key_scales", key_scale_bytes, SCALE_ALIGNMENT_BYTES)
+        key_scale_bytes = scale_bytes_of("key_scales", key_scales, wanted)
+        require_shape("key_scales", key_scale_bytes, (pages, PAGE, SCALES_PER_KEY), wanted)
+        require_page_contiguous("key_scales", key_scale_bytes)
+        require_alignment("key_scales", key_scale_bytes, SCALE_ALIGNMENT_BYTES)
     elif key_scales is not None:
         raise InputError(f"key_scales must be None for BF16 keys, got {describe(key_scales)}")
 
     if key_format == NVFP4:
         wanted = f"bfloat16 [rows, {DIM}] or uint8 [rows, {PACKED_DIM}]"
-        _require_dtype("query", query, (torch.bfloat16, torch.uint8), wanted)
+        require_dtype("query", query, (torch.bfloat16, torch.uint8), wanted)
     else:
         wanted = f"bfloat16 [rows, {DIM}] for BF16 keys"
-        _require_dtype("query", query, (torch.bfloat16,), wanted)
+        require_dtype("query", query, (torch.bfloat16,), wanted)
     query_format = NVFP4 if query.dtype == torch.uint8 else BF16
     if query_format == NVFP4:
-        _require_shape("query", query, (None, PACKED_DIM), f"uint8 [rows, {PACKED_DIM}]")
+        require_shape("query", query, (None, PACKED_DIM), f"uint8 [rows, {PACKED_DIM}]")
     else:
-        _require_shape("query", query, (None, DIM), f"bfloat16 [rows, {DIM}]")
-    _require_row_contiguous("query", query)
-    _require_alignment("query", query, KEY_ALIGNMENT_BYTES)
+        require_shape("query", query, (None, DIM), f"bfloat16 [rows, {DIM}]")
+    require_row_contiguous("query", query)
+    require_alignment("query", query, KEY_ALIGNMENT_BYTES)
     rows = query.shape[0]
 
     query_scale_bytes = None
@@ -196,29 +196,29 @@ def check_scores_call(
         wanted = f"float8_e4m3fn or uint8 [{rows}, {SCALES_PER_KEY}] for an NVFP4 query"
         if query_scales is None:
             raise InputError(f"query_scales must be {wanted}, got None")
-        query_scale_bytes = _scale_bytes("query_scales", query_scales, wanted)
-        _require_shape("query_scales", query_scale_bytes, (rows, SCALES_PER_KEY), wanted)
-        _require_row_contiguous("query_scales", query_scale_bytes)
-        _require_alignment("query_scales", query_scale_bytes, SCALE_ALIGNMENT_BYTES)
+        query_scale_bytes = scale_bytes_of("query_scales", query_scales, wanted)
+        require_shape("query_scales", query_scale_bytes, (rows, SCALES_PER_KEY), wanted)
+        require_row_contiguous("query_scales", query_scale_bytes)
+        require_alignment("query_scales", query_scale_bytes, SCALE_ALIGNMENT_BYTES)
     elif query_scales is not None:
         raise InputError(
             f"query_scales must be None for a BF16 query, got {describe(query_scales)}"
         )
 
-    _require_dtype("block_table", block_table, (torch.int32,), "int32 [requests, blocks]")
-    _require_shape("block_table", block_table, (None, None), "int32 [requests, blocks]")
-    _require_row_contiguous("block_table", block_table)
+    require_dtype("block_table", block_table, (torch.int32,), "int32 [requests, blocks]")
+    require_shape("block_table", block_table, (None, None), "int32 [requests, blocks]")
+    require_row_contiguous("block_table", block_table)
 
-    _require_dtype("context_lengths", context_lengths, (torch.int32,), "int32 [groups]")
-    _require_shape("context_lengths", context_lengths, (None,), "int32 [groups]")
-    _require_row_contiguous("context_lengths", context_lengths)
+    require_dtype("context_lengths", context_lengths, (torch.int32,), "int32 [groups]")
+    require_shape("context_lengths", context_lengths, (None,), "int32 [groups]")
+    require_row_contiguous("context_lengths", context_lengths)
     groups = context_lengths.shape[0]
 
-    _require_dtype("requests", requests, (torch.int32,), f"int32 [{groups}]")
-    _require_shape(
+    require_dtype("requests", requests, (torch.int32,), f"int32 [{groups}]")
+    require_shape(
         "requests", requests, (groups,), f"int32 [{groups}], one entry for each context length"
     )
-    _require_row_contiguous("requests", requests)
+    require_row_contiguous("requests", requests)
 
     if groups == 0:
         if rows:
@@ -234,9 +234,9 @@ def check_scores_call(
             )
         rows_per_group = rows // groups
 
-    _require_dtype("scores", scores, (torch.float32,), f"float32 [{rows}, max_context]")
-    _require_shape("scores", scores, (rows, None), f"float32 [{rows}, max_context]")
-    _require_row_contiguous("scores", scores)
+    require_dtype("scores", scores, (torch.float32,), f"float32 [{rows}, max_context]")
+    require_shape("scores", scores, (rows, None), f"float32 [{rows}, max_context]")
+    require_row_contiguous("scores", scores)
     max_context = scores.shape[1]
     if rows > 1 and scores.stride(0) < max_context:
         raise InputError(

@@ -28,6 +28,7 @@ from sdsa_quant.layout import (
 from .checks import NVFP4, ScoreProblem
 from .graph_timing import time_graph
 from .timing import Timing
+from .triton_launch import device_index, multiprocessors
 
 _READ_BYTES = 1 << 30
 _READ_WORDS_PER_STEP = 8192
@@ -100,17 +101,12 @@ def _gather_kernel(
 
 
 @functools.cache
-def _multiprocessors(device_index: int) -> int:
-    return torch.cuda.get_device_properties(device_index).multi_processor_count
-
-
-@functools.cache
-def read_roof_bytes_per_second(device_index: int) -> float:
+def read_roof_bytes_per_second(index: int) -> float:
     """Read bandwidth of a device, measured once a process by reading 1 GiB in order."""
-    with torch.cuda.device(device_index):
+    with torch.cuda.device(index):
         buffer = torch.zeros(_READ_BYTES // _WORD_BYTES, dtype=torch.int32, device="cuda")
         best_us = min(
-            _time_read(buffer, _multiprocessors(device_index) * programs)
+            _time_read(buffer, multiprocessors(device_index) * programs)
             for programs in _PROGRAMS_PER_SM
         )
     return _READ_BYTES / best_us * 1e6
@@ -171,8 +167,7 @@ def time_page_gather(problems: Sequence[ScoreProblem], repeats: int) -> Timing:
 def _gather_call(
     problem: ScoreProblem, pages: _PageList, programs_per_sm: int, step: int
 ) -> Callable[[], None]:
-    device_index = problem.device.index or 0
-    programs = _multiprocessors(device_index) * programs_per_sm
+    programs = multiprocessors(device_index(problem.device)) * programs_per_sm
     sink = torch.empty(programs, dtype=torch.int32, device=problem.device)
     nvfp4 = problem.key_format == NVFP4
     page_bytes = CODE_PAGE_BYTES if nvfp4 else BF16_RECORD_BYTES

@@ -14,20 +14,22 @@ capture forbids, so a first call inside a capture is refused before it has done 
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from sdsa_quant.errors import UnsupportedError
-
-from .availability import can_find, capability, package_version
-from .checks import NVFP4, ScoreProblem
+from .availability import can_find, capability
+from .checks import BF16, NVFP4, ScoreProblem
+from .triton_launch import (
+    device_index,
+    has_gluon,
+    interpreting,
+    multiprocessors,
+    refuse_capture_before_warmup,
+)
 
 _LEAST_CAPABILITY = (8, 0)
-_GLUON_SINCE = (3, 6)
 
 _KEY_VECTOR_BYTES = 16
 _SCALE_VECTOR_BYTES = 8
@@ -54,36 +56,22 @@ class _Tuning:
 
 _TUNING = {
     NVFP4: _Tuning(warps=2, programs=12, registers=80),
-    "bf16": _Tuning(warps=4, programs=3, registers=160),
+    BF16: _Tuning(warps=4, programs=4, registers=128),
 }
 
 _launches: dict[tuple[int, Formats], Launch] = {}
 
 
-def interpreting() -> bool:
-    """Whether Triton kernels run in its interpreter, on CPU tensors."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
-@functools.cache
-def has_gluon() -> bool:
-    """Whether the installed Triton has the Gluon features that `triton_gluon` uses."""
-    version = package_version("triton")
-    if version is None:
-        return False
-    return tuple(int(part) for part in version.split(".")[:2]) >= _GLUON_SINCE
-
-
 def reason_unsupported(problem: ScoreProblem) -> str | None:
     """None where this backend can serve `problem`, else why not."""
     device = problem.device
-    if not can_find("triton"):
-        return "triton is not installed"
     if interpreting():
         return None if device.type == "cpu" else "TRITON_INTERPRET=1 takes CPU tensors only"
     if device.type != "cuda":
         return f"tensors must be on a CUDA device, not on {device}"
-    have = capability(_index(device))
+    if not can_find("triton"):
+        return "triton is not installed"
+    have = capability(device_index(device))
     if have < _LEAST_CAPABILITY:
         return (
             f"the GPU must have compute capability 8.0 or later, {device} has {have[0]}.{have[1]}"
@@ -98,11 +86,11 @@ def launch(problem: ScoreProblem) -> None:
     if interpreting():
         _launch_portable(problem, _INTERPRETED_PROGRAMS)
         return
-    index = _index(problem.device)
+    index = device_index(problem.device)
     key = (index, (problem.query_format, problem.key_format))
     run = _launches.get(key)
     if run is None:
-        _refuse_capture(index)
+        refuse_capture_before_warmup(index, "indexer_scores")
         with torch.cuda.device(index):
             run = _prepare(index, problem)
         _launches[key] = run
@@ -119,29 +107,10 @@ def compiled_variants() -> int:
     return len(_launches)
 
 
-def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
-
-
-def _refuse_capture(index: int) -> None:
-    with torch.cuda.device(index):
-        capturing = torch.cuda.is_current_stream_capturing()
-    if capturing:
-        raise UnsupportedError(
-            "backend triton must compile a kernel, which a stream capture forbids: "
-            "run indexer_scores once before capture"
-        )
-
-
-@functools.cache
-def _multiprocessors(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
 def _prepare(index: int, problem: ScoreProblem) -> Launch:
     if has_gluon():
         return _compile_gluon(index, problem.query_format, problem.key_format)
-    programs = 4 * _multiprocessors(index)
+    programs = 4 * multiprocessors(index)
     return lambda later, _stream: _launch_portable(later, programs)
 
 
@@ -167,7 +136,7 @@ def _compile_gluon(index: int, query_format: str, key_format: str) -> Launch:
     )
     # The compiled kernel is launched directly: going through the JIT function again would bind and
     # hash every argument, which takes longer than small calls do.
-    runner = compiled[(tuning.programs * _multiprocessors(index), 1, 1)]
+    runner = compiled[(tuning.programs * multiprocessors(index), 1, 1)]
 
     def run(problem: ScoreProblem, stream: int) -> None:
         query, key_cache = problem.query, problem.key_cache

@@ -1,0 +1,70 @@
+"""Host side of `quantize_write_nvfp4` on CUDA tensors: one launch of `triton_quantize`.
+
+One variant per dtype of the values and device; nothing else is compiled in or specialized on.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .quantize_write import Rows
+from .triton_launch import device_index, refuse_capture_before_warmup
+from .triton_quantize import quantize_write_kernel
+
+# H200, 2026-11, 1M BF16 keys: see docs/triton.md.
+_ROWS_PER_PROGRAM = 32
+_WARPS = 4
+_VECTOR_BYTES = 16
+
+_warm: set[tuple[int, torch.dtype]] = set()
+
+
+def launch(keys: Rows, queries: Rows | None) -> None:
+    """Quantize and write validated rows on the current stream of their device."""
+    index = device_index(keys.values.device)
+    variant = (index, keys.values.dtype)
+    if variant not in _warm:
+        refuse_capture_before_warmup(index, "quantize_write_nvfp4")
+    with torch.cuda.device(index):
+        run_kernel(keys, queries)
+    _warm.add(variant)
+
+
+def run_kernel(keys: Rows, queries: Rows | None) -> None:
+    """The launch itself, on the current device; under the interpreter the tensors are the CPU's."""
+    # Without query rows the key's arguments stand in for theirs, and none of them is read.
+    query = keys if queries is None else queries
+    key_count = keys.values.shape[0]
+    query_count = 0 if queries is None else queries.values.shape[0]
+    programs = _tiles(key_count) + _tiles(query_count)
+    if not programs:
+        return
+    quantize_write_kernel[(programs,)](
+        keys.values,
+        keys.places,
+        keys.codes.view(torch.int32),
+        keys.scales,
+        query.values,
+        query.places,
+        query.codes.view(torch.int32),
+        query.scales,
+        key_count,
+        query_count,
+        _vectors(keys.values),
+        _vectors(query.values),
+        _vectors(keys.codes),
+        _vectors(query.codes),
+        keys.scales.stride(0),
+        query.scales.stride(0),
+        ROWS=_ROWS_PER_PROGRAM,
+        num_warps=_WARPS,
+    )
+
+
+def _tiles(count: int) -> int:
+    return -(-count // _ROWS_PER_PROGRAM)
+
+
+def _vectors(tensor: torch.Tensor) -> int:
+    """Stride of the first dimension in vectors of 16 bytes."""
+    return tensor.stride(0) * tensor.element_size() // _VECTOR_BYTES
