@@ -102,9 +102,9 @@ def launch(problem: ScoreProblem) -> None:
             run(problem, stream)
 
 
-def compiled_variants() -> int:
-    """How many variants this process has compiled, over all devices."""
-    return len(_launches)
+def compiled_variants() -> list[tuple[int, Formats]]:
+    """What this process has compiled: a device's index and a pair of formats for each variant."""
+    return list(_launches)
 
 
 def _prepare(index: int, problem: ScoreProblem) -> Launch:

@@ -1,0 +1,59 @@
+"""The quantizing kernel under Triton's interpreter: the bits of the golden vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from problems import gaussian_values
+from sdsa_kernels.quantize_write import Rows
+from sdsa_kernels.triton_write import run_kernel
+from sdsa_quant.nvfp4 import quantize_nvfp4
+
+# NumPy, which the interpreter computes with, warns where a block holds nothing but NaN.
+pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")
+
+
+def poisoned_rows(values: torch.Tensor, places: torch.Tensor, *outer: int) -> Rows:
+    codes = torch.full((*outer, 64), 0xA5, dtype=torch.uint8)
+    scales = torch.full((*outer, 8), 0xA5, dtype=torch.uint8)
+    return Rows(values, places, codes, scales)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_golden_vectors(fixtures: Path, dtype: torch.dtype) -> None:
+    golden = load_file(fixtures / "nvfp4-golden.safetensors")
+    keys = poisoned_rows(golden["inputs"].to(dtype), torch.arange(64) + 64, 3, 64)
+    run_kernel(keys, None)
+    assert torch.equal(keys.codes[1], golden["codes"])
+    assert torch.equal(keys.scales[1], golden["scales"])
+    for other in (0, 2):
+        assert (keys.codes[other] == 0xA5).all()
+        assert (keys.scales[other] == 0xA5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_keys_and_queries_with_skipped_places(
+    generator: torch.Generator, dtype: torch.dtype
+) -> None:
+    values = gaussian_values((45, 128), generator).to(dtype)
+    slots = torch.randperm(128, generator=generator)[:40]
+    slots[::7] = -1
+    keys = poisoned_rows(values[:40], slots, 2, 64)
+    queries = poisoned_rows(values[40:], torch.tensor([3, -1, 0, -(2**40), 5]), 6)
+    run_kernel(keys, queries)
+    codes, scales = quantize_nvfp4(values)
+    scales = scales.view(torch.uint8)
+    for rows, first in ((keys, 0), (queries, 40)):
+        flat_codes, flat_scales = rows.codes.view(-1, 64), rows.scales.view(-1, 8)
+        untouched = torch.ones(flat_codes.shape[0], dtype=torch.bool)
+        for i, place in enumerate(rows.places.tolist()):
+            if place >= 0:
+                untouched[place] = False
+                assert torch.equal(flat_codes[place], codes[first + i])
+                assert torch.equal(flat_scales[place], scales[first + i])
+        assert (flat_codes[untouched] == 0xA5).all()
+        assert (flat_scales[untouched] == 0xA5).all()
