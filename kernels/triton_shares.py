@@ -51,6 +51,11 @@ def _add(left, right):
 
 
 @triton.jit
+def _add_four(a, b, c, d, e, f, g, h):
+    return a + e, b + f, c + g, d + h
+
+
+@triton.jit
 def clamp_length(length, max_context):
     """Keys of a group that are scored: 0 to `max_context`."""
     return tl.minimum(tl.maximum(length, 0), max_context)
@@ -121,14 +126,23 @@ def find_share(lengths_ptr, requests_ptr, groups, max_context, scan_index, skip_
             lengths = _load_lengths(lengths_ptr, scan_index + first, groups, max_context)
             counts = pages_of(lengths)
             here = tl.sum(counts, 0)
-        index = scan_index + first
-        requests = tl.load(requests_ptr + index, mask=index < groups, other=0)
+        requests = tl.load(
+            requests_ptr + scan_index + first, mask=scan_index + first < groups, other=0
+        )
 
     ends = passed + tl.associative_scan(counts, 0, _add)
-    before = (ends <= start) & (scan_index + first < groups)
-    place = tl.sum(before.to(tl.int32), 0)
-    block = start - passed - tl.sum(tl.where(before, counts, 0), 0)
-    chosen = scan_index == place
-    length = tl.sum(tl.where(chosen, lengths, 0), 0)
-    request = tl.sum(tl.where(chosen, requests, 0), 0)
-    return first + place, block, length, request, todo
+    index = scan_index + first
+    before = (ends <= start) & (index < groups)
+    chosen = (ends - counts <= start) & (start < ends)  # one group, and not where todo is 0
+    # One reduction of four sums, because each costs the program's warps a meeting.
+    place, skipped, length, request = tl.reduce(
+        (
+            before.to(tl.int32),
+            tl.where(before, counts, 0),
+            tl.where(chosen, lengths, 0),
+            tl.where(chosen, requests, 0),
+        ),
+        0,
+        _add_four,
+    )
+    return first + place, start - passed - skipped, length, request, todo

@@ -89,6 +89,7 @@ def test_replays_allocate_nothing(generator: torch.Generator) -> None:
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")
 def test_refused_arguments_leave_a_capture_usable(generator: torch.Generator) -> None:
     problem = make_problem([300], generator=generator).to("cuda")
     problem.run("triton")

@@ -75,6 +75,7 @@ def test_torch_backend(generator: torch.Generator, kind: str, integers: bool) ->
     assert_scores(problem, exact=integers)
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")
 def test_torch_backend_refuses_a_capture(generator: torch.Generator) -> None:
     problem = make_problem([100], generator=generator).to("cuda")
     problem.run("torch")
