@@ -1,8 +1,9 @@
 """The backends of `indexer_scores`, in the order in which ``auto`` tries them.
 
 A backend is three things: its name, a function that says why it cannot serve a problem (or None
-where it can), and a function that launches one. Both take the frozen `ScoreProblem`. Backends are
-imported when they are first asked, never before.
+where it can), and a function that launches one. Both take the frozen `ScoreProblem`. One whose
+launches are short has a fourth, which makes a plan of a problem that it has launched (`plans`).
+Backends are imported when they are first asked, never before.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from sdsa_quant.errors import InputError, UnsupportedError
 
 from .checks import ScoreProblem
+from .plans import Plan
 
 AUTO = "auto"
 
@@ -24,6 +26,7 @@ class Backend:
     name: str
     reason_unsupported: Callable[[ScoreProblem], str | None]
     launch: Callable[[ScoreProblem], None]
+    make_plan: Callable[[ScoreProblem], Plan | None] = lambda problem: None
 
 
 def _torch_reason_unsupported(problem: ScoreProblem) -> str | None:
@@ -50,8 +53,14 @@ def _triton_launch(problem: ScoreProblem) -> None:
     triton_scores.launch(problem)
 
 
+def _triton_make_plan(problem: ScoreProblem) -> Plan | None:
+    from . import triton_scores
+
+    return triton_scores.make_plan(problem)
+
+
 BACKENDS: tuple[Backend, ...] = (
-    Backend("triton", _triton_reason_unsupported, _triton_launch),
+    Backend("triton", _triton_reason_unsupported, _triton_launch, _triton_make_plan),
     Backend("torch", _torch_reason_unsupported, _torch_launch),
 )
 

@@ -122,7 +122,9 @@ def _list_pages(problem: ScoreProblem) -> _PageList:
     )
 
 
-def time_page_gather(problems: Sequence[ScoreProblem], repeats: int) -> Timing:
+def time_page_gather(
+    problems: Sequence[ScoreProblem], repeats: int, *, calls_per_replay: int = 1
+) -> Timing:
     """Graph replay timing of the page-gather roof for a rotation of calls, the best launch shape.
 
     Overwrites the scores of every problem with zeros below each length.
@@ -135,6 +137,7 @@ def time_page_gather(problems: Sequence[ScoreProblem], repeats: int) -> Timing:
                 for problem, pages in zip(problems, lists, strict=True)
             ],
             repeats,
+            calls_per_replay=calls_per_replay,
         )
         for step, warps in _SHAPES
     ]

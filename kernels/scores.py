@@ -1,4 +1,4 @@
-"""`indexer_scores`: check the call, choose a backend, launch it."""
+"""`indexer_scores`: check the call, choose a backend, launch it; or launch it as it was before."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from .backends import choose_backend
 from .checks import check_scores_call
 from .device_checks import check_device_values
+from .plans import launch_again, remember, signature
 
 
 def indexer_scores(
@@ -67,7 +68,8 @@ def indexer_scores(
     RuntimeError
         No backend, or not the one asked for, can serve this call on this machine.
     """
-    problem = check_scores_call(
+    checked_mode = os.environ.get("SDSA_CHECK") == "1"
+    arguments = (
         query,
         key_cache,
         block_table,
@@ -77,6 +79,13 @@ def indexer_scores(
         query_scales,
         key_scales,
     )
-    if os.environ.get("SDSA_CHECK") == "1":
+    if not checked_mode and launch_again(*arguments, backend):
+        return
+    problem = check_scores_call(*arguments)
+    if checked_mode:
         check_device_values(problem)
-    choose_backend(problem, backend).launch(problem)
+    chosen = choose_backend(problem, backend)
+    chosen.launch(problem)
+    plan = chosen.make_plan(problem)
+    if plan is not None:
+        remember(signature(*arguments, backend), plan)

@@ -21,6 +21,7 @@ import torch
 
 from .availability import can_find, capability
 from .checks import BF16, NVFP4, ScoreProblem
+from .plans import Plan
 from .triton_launch import (
     device_index,
     has_gluon,
@@ -33,10 +34,10 @@ _LEAST_CAPABILITY = (8, 0)
 
 _KEY_VECTOR_BYTES = 16
 _SCALE_VECTOR_BYTES = 8
+_PORTABLE_PROGRAMS = 4  # a multiprocessor
 _INTERPRETED_PROGRAMS = 3  # enough to split a group, few enough for an interpreter
 
 Formats = tuple[str, str]  # of query rows, of keys
-Launch = Callable[[ScoreProblem, int], None]  # problem, stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ _TUNING = {
     BF16: _Tuning(warps=4, programs=4, registers=128),
 }
 
-_launches: dict[tuple[int, Formats], Launch] = {}
+# What is compiled, as functions of a launch's arguments and its stream.
+_compiled: dict[tuple[int, Formats], Callable[..., None]] = {}
 
 
 def reason_unsupported(problem: ScoreProblem) -> str | None:
@@ -80,45 +82,97 @@ def reason_unsupported(problem: ScoreProblem) -> str | None:
 
 
 def launch(problem: ScoreProblem) -> None:
-    """Compute the scores of a validated problem on the current stream of its device."""
+    """Compute the scores of a validated problem on the current stream of its device.
+
+    Raises
+    ------
+    RuntimeError
+        The kernel is not compiled yet and the stream is being captured.
+    """
     if problem.rows == 0 or problem.max_context == 0:
         return
     if interpreting():
         _launch_portable(problem, _INTERPRETED_PROGRAMS)
         return
     index = device_index(problem.device)
-    key = (index, (problem.query_format, problem.key_format))
-    run = _launches.get(key)
-    if run is None:
+    variant = (index, (problem.query_format, problem.key_format))
+    if variant not in _compiled:
         refuse_capture_before_warmup(index, "indexer_scores")
         with torch.cuda.device(index):
-            run = _prepare(index, problem)
-        _launches[key] = run
-    stream = torch.cuda.current_stream(index).cuda_stream
-    if index == torch.cuda.current_device():
-        run(problem, stream)
-    else:
+            if has_gluon():
+                _compiled[variant] = _compile_gluon(index, *variant[1])
+    plan = make_plan(problem)
+    if plan is None:
         with torch.cuda.device(index):
-            run(problem, stream)
+            _launch_portable(problem, _PORTABLE_PROGRAMS * multiprocessors(index))
+        return
+    query_scales, key_scales = problem.query_scales, problem.key_scales
+    plan(
+        problem.query.data_ptr(),
+        0 if query_scales is None else query_scales.data_ptr(),
+        problem.key_cache.data_ptr(),
+        0 if key_scales is None else key_scales.data_ptr(),
+        problem.block_table.data_ptr(),
+        problem.context_lengths.data_ptr(),
+        problem.requests.data_ptr(),
+        problem.scores.data_ptr(),
+    )
+
+
+def make_plan(problem: ScoreProblem) -> Plan | None:
+    """How to launch `problem` again at other addresses; None for the portable kernel."""
+    if problem.device.type != "cuda":
+        return None
+    index = device_index(problem.device)
+    run = _compiled.get((index, (problem.query_format, problem.key_format)))
+    if run is None or problem.rows == 0 or problem.max_context == 0:
+        return None
+    query, query_scales = problem.query, problem.query_scales
+    key_cache, key_scales = problem.key_cache, problem.key_scales
+    sizes = (
+        problem.groups,
+        problem.max_context,
+        problem.rows_per_group,
+        query.stride(0) * query.element_size() // _KEY_VECTOR_BYTES,
+        0 if query_scales is None else query_scales.stride(0) // _SCALE_VECTOR_BYTES,
+        key_cache.stride(0) * key_cache.element_size() // _KEY_VECTOR_BYTES,
+        0 if key_scales is None else key_scales.stride(0) // _SCALE_VECTOR_BYTES,
+        problem.block_table.stride(0),
+        problem.scores.stride(0),
+        *_constants(problem.query_format, problem.key_format),
+    )
+    current_device, current_stream = torch.cuda.current_device, _current_stream
+
+    def plan(*addresses: int) -> None:
+        if current_device() == index:
+            run(*addresses, *sizes, stream=current_stream(index))
+        else:
+            with torch.cuda.device(index):
+                run(*addresses, *sizes, stream=current_stream(index))
+
+    return plan
 
 
 def compiled_variants() -> list[tuple[int, Formats]]:
     """What this process has compiled: a device's index and a pair of formats for each variant."""
-    return list(_launches)
+    return list(_compiled)
 
 
-def _prepare(index: int, problem: ScoreProblem) -> Launch:
-    if has_gluon():
-        return _compile_gluon(index, problem.query_format, problem.key_format)
-    programs = 4 * multiprocessors(index)
-    return lambda later, _stream: _launch_portable(later, programs)
+def _current_stream(index: int) -> int:
+    """Handle of the current stream of a device, the way Triton's own launches look it up."""
+    from triton.runtime import driver
+
+    return driver.active.get_current_stream(index)
 
 
-def _compile_gluon(index: int, query_format: str, key_format: str) -> Launch:
+def _constants(query_format: str, key_format: str) -> tuple[bool, bool, int]:
+    return query_format == NVFP4, key_format == NVFP4, _TUNING[key_format].warps
+
+
+def _compile_gluon(index: int, query_format: str, key_format: str) -> Callable[..., None]:
     from .triton_gluon import score_kernel
 
     tuning = _TUNING[key_format]
-    constants = (query_format == NVFP4, key_format == NVFP4, tuning.warps)
     compiled = score_kernel.warmup(
         torch.int32 if query_format == NVFP4 else torch.bfloat16,
         torch.uint16,
@@ -129,41 +183,14 @@ def _compile_gluon(index: int, query_format: str, key_format: str) -> Launch:
         torch.int32,
         torch.float32,
         *(0,) * 9,  # sizes and strides, none of which is specialized on
-        *constants,
+        *_constants(query_format, key_format),
         grid=(1,),
         num_warps=tuning.warps,
         maxnreg=tuning.registers,
     )
     # The compiled kernel is launched directly: going through the JIT function again would bind and
     # hash every argument, which takes longer than small calls do.
-    runner = compiled[(tuning.programs * multiprocessors(index), 1, 1)]
-
-    def run(problem: ScoreProblem, stream: int) -> None:
-        query, key_cache = problem.query, problem.key_cache
-        query_scales, key_scales = problem.query_scales, problem.key_scales
-        runner(
-            query.data_ptr(),
-            0 if query_scales is None else query_scales.data_ptr(),
-            key_cache.data_ptr(),
-            0 if key_scales is None else key_scales.data_ptr(),
-            problem.block_table.data_ptr(),
-            problem.context_lengths.data_ptr(),
-            problem.requests.data_ptr(),
-            problem.scores.data_ptr(),
-            problem.groups,
-            problem.max_context,
-            problem.rows_per_group,
-            query.stride(0) * query.element_size() // _KEY_VECTOR_BYTES,
-            0 if query_scales is None else query_scales.stride(0) // _SCALE_VECTOR_BYTES,
-            key_cache.stride(0) * key_cache.element_size() // _KEY_VECTOR_BYTES,
-            0 if key_scales is None else key_scales.stride(0) // _SCALE_VECTOR_BYTES,
-            problem.block_table.stride(0),
-            problem.scores.stride(0),
-            *constants,
-            stream=stream,
-        )
-
-    return run
+    return compiled[(tuning.programs * multiprocessors(index), 1, 1)]
 
 
 def _launch_portable(problem: ScoreProblem, programs: int) -> None:

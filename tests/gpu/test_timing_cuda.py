@@ -49,6 +49,15 @@ def test_rotation_takes_calls_in_turn() -> None:
     assert counts.tolist() == [6.0, 5.0, 5.0]
 
 
+def test_several_calls_share_a_replay() -> None:
+    counts = torch.zeros(3, device="cuda")
+    calls = [lambda i=i: counts[i : i + 1].add_(1.0) for i in range(3)]
+    timing = time_graph(calls, 3, calls_per_replay=2)
+    # once eagerly; graphs (0, 1) and (2, 0), each once to warm up, then replays 0, 1, 0
+    assert counts.tolist() == [1 + 2 + 3 + 1, 1 + 1 + 2, 1 + 1 + 1]
+    assert len(timing.samples_us) == 3
+
+
 def test_rotations_exceed_twice_the_cache() -> None:
     device = torch.device("cuda", 0)
     size = l2_bytes(device)
@@ -98,6 +107,8 @@ def test_refused_arguments() -> None:
         time_graph([lambda: None], 0)
     with pytest.raises(InputError, match="calls must hold at least one call"):
         time_graph([], 1)
+    with pytest.raises(InputError, match="calls_per_replay must be at least 1, got 0"):
+        time_graph([lambda: None], 1, calls_per_replay=0)
 
 
 @pytest.mark.parametrize("kind", ["nvfp4", "bf16"])

@@ -1,0 +1,123 @@
+"""Calls of `indexer_scores` that were checked before: launch them again without checking again.
+
+Checking eight tensors in Python takes longer than a small call takes on a GPU. What the checks look
+at, dtypes, shapes, strides, devices and the alignment of addresses, is the call's *signature*. A
+plan is what a backend needs to launch a call of that signature again: everything but the addresses.
+Addresses are never part of a signature, and a call that differs in anything is checked in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sdsa_quant.layout import KEY_ALIGNMENT_BYTES, SCALE_ALIGNMENT_BYTES
+
+# Launches a call given the addresses of query, query_scales, key_cache, key_scales, block_table,
+# context_lengths, requests and scores; 0 stands for scales that there are not.
+Plan = Callable[[int, int, int, int, int, int, int, int], None]
+
+_MOST_PLANS = 1024
+_KEY_MASK = KEY_ALIGNMENT_BYTES - 1
+_SCALE_MASK = SCALE_ALIGNMENT_BYTES - 1
+
+_plans: dict[tuple[Any, ...], Plan] = {}
+
+
+def signature(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_lengths: torch.Tensor,
+    requests: torch.Tensor,
+    scores: torch.Tensor,
+    query_scales: torch.Tensor | None,
+    key_scales: torch.Tensor | None,
+    backend: str | None,
+) -> tuple[Any, ...]:
+    """All that the checks of a call look at, but for the addresses.
+
+    One flat tuple, written out: every function call here costs what a comparison of shapes does.
+    """
+    # fmt: off
+    return (
+        backend,
+        query.dtype, query.shape, query.stride(), query.device,
+        key_cache.dtype, key_cache.shape, key_cache.stride(), key_cache.device,
+        block_table.dtype, block_table.shape, block_table.stride(), block_table.device,
+        context_lengths.dtype, context_lengths.shape, context_lengths.stride(),
+        context_lengths.device,
+        requests.dtype, requests.shape, requests.stride(), requests.device,
+        scores.dtype, scores.shape, scores.stride(), scores.device,
+        None if query_scales is None else (
+            query_scales.dtype, query_scales.shape, query_scales.stride(), query_scales.device
+        ),
+        None if key_scales is None else (
+            key_scales.dtype, key_scales.shape, key_scales.stride(), key_scales.device
+        ),
+    )
+    # fmt: on
+
+
+def launch_again(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_lengths: torch.Tensor,
+    requests: torch.Tensor,
+    scores: torch.Tensor,
+    query_scales: torch.Tensor | None,
+    key_scales: torch.Tensor | None,
+    backend: str | None,
+) -> bool:
+    """Launch a call whose signature has a plan; False where it has none, and nothing was done."""
+    try:
+        plan = _plans.get(
+            signature(
+                query,
+                key_cache,
+                block_table,
+                context_lengths,
+                requests,
+                scores,
+                query_scales,
+                key_scales,
+                backend,
+            )
+        )
+    except (AttributeError, RuntimeError, TypeError):
+        return False  # no tensors, or not strided: the checks will say which
+    if plan is None:
+        return False
+    query_address, key_address = query.data_ptr(), key_cache.data_ptr()
+    query_scale_address = 0 if query_scales is None else query_scales.data_ptr()
+    key_scale_address = 0 if key_scales is None else key_scales.data_ptr()
+    if (query_address | key_address) & _KEY_MASK:
+        return False
+    if (query_scale_address | key_scale_address) & _SCALE_MASK:
+        return False
+    plan(
+        query_address,
+        query_scale_address,
+        key_address,
+        key_scale_address,
+        block_table.data_ptr(),
+        context_lengths.data_ptr(),
+        requests.data_ptr(),
+        scores.data_ptr(),
+    )
+    return True
+
+
+def remember(key: tuple[Any, ...], plan: Plan) -> None:
+    """Keep a plan under the signature of the call that was checked for it."""
+    if len(_plans) >= _MOST_PLANS:
+        _plans.clear()
+    _plans[key] = plan
+
+
+def forget_all() -> None:
+    """Drop every plan, so that each call is checked again."""
+    _plans.clear()
