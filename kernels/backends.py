@@ -38,7 +38,22 @@ def _torch_launch(problem: ScoreProblem) -> None:
     torch_scores.launch(problem)
 
 
-BACKENDS: tuple[Backend, ...] = (Backend("torch", _torch_reason_unsupported, _torch_launch),)
+def _cute_reason_unsupported(problem: ScoreProblem) -> str | None:
+    from . import cute_scores
+
+    return cute_scores.reason_unsupported(problem)
+
+
+def _cute_launch(problem: ScoreProblem) -> None:
+    from . import cute_scores
+
+    cute_scores.launch(problem)
+
+
+BACKENDS: tuple[Backend, ...] = (
+    Backend("cute", _cute_reason_unsupported, _cute_launch),
+    Backend("torch", _torch_reason_unsupported, _torch_launch),
+)
 
 
 def backend_names() -> list[str]:

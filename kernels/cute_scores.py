@@ -1,0 +1,131 @@
+"""Backend `cute`: one CuTe DSL kernel family for SM90 and SM10x, compiled on first use."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+from sdsa_quant.errors import UnsupportedError
+from sdsa_quant.layout import PAGE
+
+from .availability import capability, package_version
+from .checks import ScoreProblem
+from .cute_variants import ARCHITECTURES, variant_of
+
+if TYPE_CHECKING:
+    from .cute_launch import LoadedKernel
+
+DISTRIBUTION = "nvidia-cutlass-dsl"
+MINIMUM_VERSION = (4, 8)
+_MAX_UNITS = 2**31 - 1  # the kernel counts quarter pages in 32 bits
+
+_kernels: dict[tuple[int, str], LoadedKernel] = {}
+_compile_lock = threading.Lock()
+
+
+def _reason_without_dsl() -> str | None:
+    wanted = ".".join(str(part) for part in MINIMUM_VERSION)
+    installed = package_version(DISTRIBUTION)
+    if installed is None:
+        return f"it needs {DISTRIBUTION} {wanted} or later, which is not installed"
+    if tuple(int(part) for part in installed.split(".")[:2]) < MINIMUM_VERSION:
+        return f"it needs {DISTRIBUTION} {wanted} or later, installed is {installed}"
+    return None
+
+
+def reason_unsupported(problem: ScoreProblem) -> str | None:
+    """None where this backend can serve `problem`, else why not."""
+    if problem.device.type != "cuda":
+        return f"tensors must be on a CUDA device, not on {problem.device}"
+    found = capability(_device_index(problem))
+    if found not in ARCHITECTURES:
+        names = ", ".join(f"SM{major}{minor}" for major, minor in ARCHITECTURES)
+        return f"it has kernels for {names}, this is an SM{found[0]}{found[1]}"
+    if problem.groups * (problem.max_context // (PAGE // 4) + 1) > _MAX_UNITS:
+        return f"{problem.groups} groups of up to {problem.max_context} keys are too many for it"
+    return _reason_without_dsl()
+
+
+def _device_index(problem: ScoreProblem) -> int:
+    index = problem.device.index
+    return torch.cuda.current_device() if index is None else index
+
+
+def _load_kernel(device: int, variant: str) -> LoadedKernel:
+    """Compile, or take from the disk cache, and load one variant on a device."""
+    if torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            "backend cute compiles a kernel on its first call, which a graph capture forbids: "
+            "call indexer_scores once with these dtypes and rows per group before the capture"
+        )
+    with _compile_lock:
+        if (device, variant) not in _kernels:
+            from .cute_compile_cache import compiled_kernel
+            from .cute_launch import LoadedKernel
+
+            compiled = compiled_kernel(ARCHITECTURES[capability(device)], variant)
+            _kernels[device, variant] = LoadedKernel(
+                compiled.image,
+                compiled.symbol,
+                compiled.config,
+                device,
+                torch.cuda.get_device_properties(device).multi_processor_count,
+            )
+    return _kernels[device, variant]
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    return tensor.stride(0) * tensor.element_size()
+
+
+def _arguments(problem: ScoreProblem) -> tuple[int, ...]:
+    """The kernel's parameters in its order, but for the last; absent scales are address 0."""
+    query_scales, key_scales, scores = problem.query_scales, problem.key_scales, problem.scores
+    score_address, score_stride = scores.data_ptr(), 4 * scores.stride(0)
+    aligned = score_address % 16 == 0 and score_stride % 16 == 0
+    return (
+        problem.query.data_ptr(),
+        _row_bytes(problem.query),
+        0 if query_scales is None else query_scales.data_ptr(),
+        0 if query_scales is None else query_scales.stride(0),
+        problem.key_cache.data_ptr(),
+        _row_bytes(problem.key_cache),
+        0 if key_scales is None else key_scales.data_ptr(),
+        0 if key_scales is None else key_scales.stride(0),
+        problem.block_table.data_ptr(),
+        4 * problem.block_table.stride(0),
+        problem.context_lengths.data_ptr(),
+        problem.requests.data_ptr(),
+        score_address,
+        score_stride,
+        problem.groups,
+        problem.rows_per_group,
+        problem.max_context,
+        int(aligned),
+    )
+
+
+def launch(problem: ScoreProblem) -> None:
+    """Enqueue the scores of `problem` on the current stream of its device.
+
+    Raises
+    ------
+    UnsupportedError
+        This is the first call of its kind and the stream is being captured, or the kernel cannot be
+        compiled or loaded.
+    """
+    if problem.groups == 0 or problem.max_context == 0:
+        return
+    device = _device_index(problem)
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(problem)
+        return
+    variant = variant_of(problem, ARCHITECTURES[capability(device)])
+    kernel = _kernels.get((device, variant))
+    if kernel is None:
+        kernel = _load_kernel(device, variant)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    kernel.launch(_arguments(problem), problem.groups, problem.max_context, stream)
