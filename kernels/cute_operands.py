@@ -206,16 +206,16 @@ class DotProducts:
         """Scores of half a page."""
         expand = scales_to_bf16 if self.mixed else scales_to_f16
         decode = codes_to_bf16 if self.mixed else self.decode
-        sums = []
-        for upper, lower in (keys[0:2], keys[2:4]):
-            total = (Float32(0.0),) * 4
-            upper_scales, lower_scales = expand(upper.scales), expand(lower.scales)
-            for word, q in enumerate(query):
-                a = decode(upper.codes[word], upper_scales[word // 2])
-                b = decode(lower.codes[word], lower_scales[word // 2])
-                total = mma_16bit(self.kind, (a[0], b[0], a[1], b[1]), q[0:2], total)
-                total = mma_16bit(self.kind, (a[2], b[2], a[3], b[3]), q[2:4], total)
-            sums.append(total)
+        scales = [expand(key.scales) for key in keys]
+        sums = [(Float32(0.0),) * 4] * 2
+        for word, q in enumerate(query):
+            for tile in range(2):  # two independent chains of MMAs at a time
+                a, b = (
+                    decode(keys[i].codes[word], scales[i][word // 2])
+                    for i in (2 * tile, 2 * tile + 1)
+                )
+                sums[tile] = mma_16bit(self.kind, (a[0], b[0], a[1], b[1]), q[0:2], sums[tile])
+                sums[tile] = mma_16bit(self.kind, (a[2], b[2], a[3], b[3]), q[2:4], sums[tile])
         g, t = _quad()
         factor = Float32(2.0**self.exponent)
         return [
@@ -359,15 +359,13 @@ class BlockColumns:
     ) -> list[Run]:
         """Scores of half a page, one key per lane."""
         table, rows = query
+        dots = self._dot_blocks(table, rows, [key.codes for key in keys])
         sums: list[list[Float32]] = [[] for _ in rows]
-        for upper, lower in (keys[0:2], keys[2:4]):
-            pairs = [e4m3x2_to_f16x2(upper.scales), e4m3x2_to_f16x2(lower.scales)]
-            dots = self._dot_blocks(table, rows, upper.codes, lower.codes)
-            for row, operands in enumerate(rows):
-                for half, pair in enumerate(pairs):
-                    even, odd = f16x2_to_floats(multiply_f16x2(pair, operands.scales))
-                    even_dot, odd_dot = dots[row][2 * half : 2 * half + 2]
-                    sums[row].append(fused_multiply_add(odd_dot, odd, even_dot * even))
+        for key, key_dots in zip(keys, dots, strict=True):
+            key_scales = e4m3x2_to_f16x2(key.scales)
+            for row, (even_dot, odd_dot) in enumerate(key_dots):
+                even, odd = f16x2_to_floats(multiply_f16x2(key_scales, rows[row].scales))
+                sums[row].append(fused_multiply_add(odd_dot, odd, even_dot * even))
         g, t = _quad()
         kept = 2 * (t & 1) + (t >> 1)
         key = 32 * part + 4 * g + (kept ^ (g & 1))
@@ -377,22 +375,33 @@ class BlockColumns:
         ]
 
     def _dot_blocks(
-        self, table: Uint32, rows: list[BlockRow], upper: Registers, lower: Registers
-    ) -> list[list[Float32]]:
-        """Per row, the partial dots of a tile: both blocks of the upper, then of the lower key."""
+        self, table: Uint32, rows: list[BlockRow], codes: list[Registers]
+    ) -> list[list[tuple[Float32, Float32]]]:
+        """Per key and row, the partial dots of the lane's two blocks of the key's codes."""
         start = (Uint32(self.START_BITS),) * 4
-        plus, minus = [start] * self.rows, [start] * self.rows
+        plus = [[start] * self.rows for _ in range(2)]
+        minus = [[start] * self.rows for _ in range(2)]
         for word in range(4):
-            upper_plus, upper_minus = codes_to_magnitudes(upper[word], table)
-            lower_plus, lower_minus = codes_to_magnitudes(lower[word], table)
-            a_plus = (upper_plus[0], lower_plus[0], upper_plus[1], lower_plus[1])
-            a_minus = (upper_minus[0], lower_minus[0], upper_minus[1], lower_minus[1])
-            for row, operands in enumerate(rows):
-                plus[row] = mma_s8(a_plus, operands.words[word], plus[row])
-                minus[row] = mma_s8(a_minus, operands.words[word], minus[row])
+            for tile in range(2):  # independent chains of MMAs
+                upper_plus, upper_minus = codes_to_magnitudes(codes[2 * tile][word], table)
+                lower_plus, lower_minus = codes_to_magnitudes(codes[2 * tile + 1][word], table)
+                a_plus = (upper_plus[0], lower_plus[0], upper_plus[1], lower_plus[1])
+                a_minus = (upper_minus[0], lower_minus[0], upper_minus[1], lower_minus[1])
+                for row, operands in enumerate(rows):
+                    b = operands.words[word]
+                    plus[tile][row] = mma_s8(a_plus, b, plus[tile][row])
+                    minus[tile][row] = mma_s8(a_minus, b, minus[tile][row])
         return [
-            [as_float(p) - as_float(m) for p, m in zip(plus[row], minus[row], strict=True)]
-            for row in range(self.rows)
+            [
+                tuple(
+                    as_float(plus[tile][row][2 * half + column])
+                    - as_float(minus[tile][row][2 * half + column])
+                    for column in range(2)
+                )
+                for row in range(self.rows)
+            ]
+            for tile in range(2)
+            for half in range(2)
         ]
 
     @staticmethod
