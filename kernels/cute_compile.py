@@ -37,7 +37,7 @@ def compile_variant(architecture: str, variant: str) -> CompiledKernel:
         CuTe DSL gave no binary.
     """
     ctas = ctas_per_sm(architecture)
-    placeholders = [Int64(0)] * 14 + [Int32(0)] * 5
+    placeholders = [Int64(0)] * 14 + [Int32(0)] * 6
     with tempfile.TemporaryDirectory(prefix="sdsa-cute-") as folder:
         options = f"--gpu-arch {architecture} --keep-cubin --dump-dir {folder}"
         compiled = cute.compile(launch_kernel, *placeholders, variant, ctas, options=options)

@@ -21,6 +21,7 @@ from .cute_operands import (
     store_scores,
 )
 from .cute_ptx import (
+    all_arrived,
     barrier_arrive_after_copies,
     barrier_expect,
     barrier_init,
@@ -28,6 +29,8 @@ from .cute_ptx import (
     copy_8_bytes_to_shared,
     copy_bulk_to_shared,
     load_global_int,
+    opaque_zero,
+    prefetch_to_l2,
 )
 from .cute_schedule import WARP, Lengths, Place, Worker, find_place, find_share, units_of_keys
 
@@ -36,6 +39,7 @@ WARPS = 8
 STAGES = 2
 THREADS = WARP * WARPS
 BARRIER_BYTES = 8
+CACHE_LINE = 128
 SCHEDULE_BYTES = 4 * (THREADS + WARPS)
 
 
@@ -179,6 +183,7 @@ def score_kernel(
     max_context: Int32,
     aligned: Int32,
     first_ctas: Int32,
+    prefetched_bytes: Int32,
     variant: cutlass.Constexpr[str],
 ) -> None:
     operands = make_operands(variant)
@@ -187,6 +192,11 @@ def score_kernel(
     ctas, _, _ = cute.arch.grid_dim()
     lane = cute.arch.lane_idx()
     warp = cute.arch.make_warp_uniform(thread >> 5)
+
+    # While the lengths are on their way; the table is needed as soon as they are there.
+    line = (cta * THREADS + thread) * CACHE_LINE
+    if line < prefetched_bytes:
+        prefetch_to_l2(table + Int64(line))
 
     shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint())
     barriers = shared + WARPS * STAGES * stage_bytes(operands)
@@ -214,6 +224,8 @@ def score_kernel(
     if left > 0:
         fetch_query, prepare_query = operands.fetch_query, operands.prepare_query
         read_keys, score = operands.read_keys, operands.score
+        loaded_words = operands.loaded_words
+        zero = opaque_zero()
         group, unit, group_keys, _ = place
         fetched = fetch_query(query_rows.of_group(group))
         feed = start_feed(operands, source, pages, place, left)
@@ -232,9 +244,10 @@ def score_kernel(
                 for part in cutlass.range_constexpr(operands.parts):
                     key_registers = read_keys(stage, part)
                     if cutlass.const_expr(part == operands.parts - 1):
-                        # The stage is in registers: its slot is free.
+                        # Once the whole unit is in registers, its slot is free.
+                        arrived = all_arrived(loaded_words(key_registers), zero)
                         cute.arch.sync_warp()
-                        if feed.left > 0:
+                        if arrived and feed.left > 0:
                             feed = request_next(operands, source, pages, ring, slot, feed)
                     store_scores(
                         score(prepared, key_registers, part),
@@ -273,6 +286,7 @@ def launch_kernel(
     max_context: Int32,
     aligned: Int32,
     first_ctas: Int32,
+    prefetched_bytes: Int32,
     variant: cutlass.Constexpr[str],
     ctas_per_sm: cutlass.Constexpr[int],
 ) -> None:
@@ -296,6 +310,7 @@ def launch_kernel(
         max_context,
         aligned,
         first_ctas,
+        prefetched_bytes,
         variant,
     ).launch(
         grid=(1, 1, 1),

@@ -17,9 +17,9 @@ from sdsa_quant.errors import UnsupportedError
 
 from .cute_compile_cache import LaunchConfig
 
-# The kernel's parameters: 14 addresses and strides, then 5 integers (see cute_kernel).
-_ARGUMENTS = struct.Struct("14q5i")
-_SIZES = [8] * 14 + [4] * 5
+# The kernel's parameters: 14 addresses and strides, then 6 integers (see cute_kernel).
+_ARGUMENTS = struct.Struct("14q6i")
+_SIZES = [8] * 14 + [4] * 6
 
 
 def _checked(result: tuple[Any, ...], what: str) -> Any:
@@ -85,7 +85,12 @@ class LoadedKernel:
         self._first_ctas = sms * config.ctas_per_sm
 
     def launch(
-        self, arguments: tuple[int, ...], groups: int, max_context: int, stream: int
+        self,
+        arguments: tuple[int, ...],
+        groups: int,
+        max_context: int,
+        prefetched_bytes: int,
+        stream: int,
     ) -> None:
         """Enqueue one launch on a stream of the kernel's device.
 
@@ -93,7 +98,7 @@ class LoadedKernel:
         it, a second wave of CTAs follows the first.
         """
         config, ctas = self._config, self._first_ctas
-        _ARGUMENTS.pack_into(_buffer.packed, 0, *arguments, ctas)
+        _ARGUMENTS.pack_into(_buffer.packed, 0, *arguments, ctas, prefetched_bytes)
         if groups * (max_context // config.unit_keys) >= ctas * config.late_wave_units:
             ctas *= 2
         (code,) = driver.cuLaunchKernel(

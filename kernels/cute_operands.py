@@ -139,6 +139,9 @@ class Operands(Protocol):
     def read_keys(self, stage: Int32, part: int) -> Any:
         """What a lane needs of a part of the unit in shared memory."""
 
+    def loaded_words(self, keys: Any) -> list[Uint32]:
+        """A word of every load of `read_keys`."""
+
     def score(self, query: Any, keys: Any, part: int) -> list[Run]:
         """Scores of a part of the unit."""
 
@@ -202,6 +205,10 @@ class DotProducts:
             for key in range(32 * part, 32 * part + 4)
         ]
 
+    def loaded_words(self, keys: list[KeyQuarter]) -> list[Uint32]:
+        """A word of every load of `read_keys`."""
+        return [key.codes[0] for key in keys] + [Uint32(key.scales) for key in keys]
+
     def score(self, query: tuple[Registers, ...], keys: list[KeyQuarter], part: int) -> list[Run]:
         """Scores of half a page."""
         expand = scales_to_bf16 if self.mixed else scales_to_f16
@@ -255,6 +262,10 @@ class Bf16DotProducts:
             [load_shared_words(address + key * BF16_BYTES + chunk * 64) for chunk in range(4)]
             for key in range(2)
         ]
+
+    def loaded_words(self, keys: list[list[Registers]]) -> list[Uint32]:
+        """A word of every load of `read_keys`."""
+        return [chunk[0] for chunks in keys for chunk in chunks]
 
     def score(
         self, query: tuple[Registers, ...], keys: list[list[Registers]], part: int
@@ -353,6 +364,10 @@ class BlockColumns:
                 )
             )
         return keys
+
+    def loaded_words(self, keys: list[KeyQuarter]) -> list[Uint32]:
+        """A word of every load of `read_keys`."""
+        return [key.codes[0] for key in keys] + [Uint32(key.scales) for key in keys]
 
     def score(
         self, query: tuple[Uint32, list[BlockRow]], keys: list[KeyQuarter], part: int

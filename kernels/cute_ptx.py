@@ -4,10 +4,11 @@ Addresses are byte addresses: ``Int64`` for global memory, ``Int32`` for shared 
 that hold packed values (four int8, two FP16, two BF16) are ``Uint32``.
 """
 
-from __future__ import annotations
-
+import functools
+import operator
 from collections.abc import Sequence
 
+import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint16, Uint32
 from cutlass.cute.arch import inline_ptx
 
@@ -50,6 +51,11 @@ def load_global_pair(address: Int64) -> Uint16:
     return inline_ptx(
         "ld.global.nc.b16 {$w0}, [{$r0}];", write_only_types=[Uint16], read_only_args=[address]
     )
+
+
+def prefetch_to_l2(address: Int64) -> None:
+    """Start to bring the cache line of an address into the L2 cache."""
+    inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address])
 
 
 def load_shared_words(address: Int32) -> Registers:
@@ -136,7 +142,24 @@ def barrier_wait(barrier: Int32, parity: Int32) -> None:
     )
 
 
+def all_arrived(words: Sequence[Uint32], zero: Uint32) -> Boolean:
+    """Wait until loads of every lane of the warp have delivered these words; always true.
+
+    Loads are asynchronous, and nothing else makes a bulk copy wait for loads from the memory that
+    it overwrites. So whatever starts the copy must depend on what was loaded. `zero` is an
+    `opaque_zero`.
+    """
+    mixed = functools.reduce(operator.xor, words)
+    return cute.arch.vote_all_sync((mixed & zero) == 0)
+
+
 # ---- Arithmetic on packed registers -----------------------------------------------------------
+
+
+def opaque_zero() -> Uint32:
+    """Zero, but the compiler does not know: a lane's number less the number of lanes below it."""
+    below = Int32(cute.arch.popc(cute.arch.lanemask_lt()))
+    return Uint32(cute.arch.lane_idx() - below)
 
 
 def permute_bytes(low: Uint32, high: Uint32, selector: Uint32) -> Uint32:

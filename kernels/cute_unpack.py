@@ -13,8 +13,7 @@ scale has 4 significant bits, so value times scale has at most 6.
 
 from __future__ import annotations
 
-import cutlass.cute as cute
-from cutlass import Int32, Uint16, Uint32
+from cutlass import Uint16, Uint32
 
 from .cute_ptx import (
     Registers,
@@ -24,6 +23,7 @@ from .cute_ptx import (
     floats_to_bf16x2,
     multiply_bf16x2,
     multiply_f16x2,
+    opaque_zero,
     permute_bytes,
 )
 
@@ -40,11 +40,9 @@ def magnitude_table() -> Uint32:
     """Lower half of the table of magnitudes, in a register of its own.
 
     The compiler would otherwise move the constant into a register again before every look-up, as
-    many instructions as the look-ups themselves. It does not know that a lane's number is the
-    number of lanes below it.
+    many instructions as the look-ups themselves.
     """
-    zero = cute.arch.lane_idx() - Int32(cute.arch.popc(cute.arch.lanemask_lt()))
-    return Uint32(Int32(TWICE_MAGNITUDES_LOW) + zero)
+    return Uint32(TWICE_MAGNITUDES_LOW) + opaque_zero()
 
 
 def codes_to_magnitudes(codes: Uint32, table: Uint32) -> tuple[Registers, Registers]:
