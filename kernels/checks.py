@@ -126,6 +126,47 @@ def _scale_bytes(name: str, tensor: object, wanted: str) -> torch.Tensor:
     return checked.view(torch.uint8)
 
 
+# Calls whose shapes, strides, dtypes and devices passed the checks before, so that a repeated call
+# costs a look-up and not 24 us of Python. Only addresses are checked again.
+_LayoutKey = tuple[object, ...]
+_passed_layouts: dict[_LayoutKey, tuple[int, int, int, int, str, str]] = {}
+_MOST_LAYOUTS = 4096
+
+
+def _layout_key(tensors: tuple[torch.Tensor | None, ...]) -> _LayoutKey | None:
+    """Everything about the arguments that the checks look at, but for addresses.
+
+    None where an argument is no dense tensor: such a call goes through the checks themselves.
+    """
+    try:
+        return tuple(
+            None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+            for tensor in tensors
+        )
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+
+
+def _bytes_of(scales: torch.Tensor | None) -> torch.Tensor | None:
+    return None if scales is None else scales.view(torch.uint8)
+
+
+def _addresses_fit(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    query_scales: torch.Tensor | None,
+    key_scales: torch.Tensor | None,
+) -> bool:
+    """Whether the addresses of vector loads are aligned, as `_require_alignment` wants them."""
+    scales = (0 if query_scales is None else query_scales.data_ptr()) | (
+        0 if key_scales is None else key_scales.data_ptr()
+    )
+    return not (
+        (query.data_ptr() | key_cache.data_ptr()) % KEY_ALIGNMENT_BYTES
+        or scales % SCALE_ALIGNMENT_BYTES
+    )
+
+
 def check_scores_call(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -148,6 +189,56 @@ def check_scores_call(
         A shape, stride, alignment or device is wrong, or scales are missing or superfluous. The
         message names the argument, what was given and what is needed.
     """
+    arguments = (
+        query,
+        key_cache,
+        block_table,
+        context_lengths,
+        requests,
+        scores,
+        query_scales,
+        key_scales,
+    )
+    key = _layout_key(arguments)
+    passed = None if key is None else _passed_layouts.get(key)
+    if passed is not None and _addresses_fit(query, key_cache, query_scales, key_scales):
+        return ScoreProblem(
+            query,
+            _bytes_of(query_scales),
+            key_cache,
+            _bytes_of(key_scales),
+            block_table,
+            context_lengths,
+            requests,
+            scores,
+            *passed,
+        )
+    problem = _check_every_argument(*arguments)
+    if key is not None:
+        if len(_passed_layouts) >= _MOST_LAYOUTS:
+            _passed_layouts.clear()
+        _passed_layouts[key] = (
+            problem.rows,
+            problem.groups,
+            problem.rows_per_group,
+            problem.max_context,
+            problem.query_format,
+            problem.key_format,
+        )
+    return problem
+
+
+def _check_every_argument(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_lengths: torch.Tensor,
+    requests: torch.Tensor,
+    scores: torch.Tensor,
+    query_scales: torch.Tensor | None,
+    key_scales: torch.Tensor | None,
+) -> ScoreProblem:
+    """The checks of `check_scores_call`, one after the other."""
     _require_dtype(
         "key_cache",
         key_cache,

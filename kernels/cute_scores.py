@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,9 @@ _kernels: dict[tuple[int, str], LoadedKernel] = {}
 _compile_lock = threading.Lock()
 
 
-def _reason_without_dsl() -> str | None:
+@functools.cache
+def _reason_against_dsl(installed: str | None) -> str | None:
     wanted = ".".join(str(part) for part in MINIMUM_VERSION)
-    installed = package_version(DISTRIBUTION)
     if installed is None:
         return f"it needs {DISTRIBUTION} {wanted} or later, which is not installed"
     if tuple(int(part) for part in installed.split(".")[:2]) < MINIMUM_VERSION:
@@ -47,7 +48,7 @@ def reason_unsupported(problem: ScoreProblem) -> str | None:
         return f"it has kernels for {names}, this is an SM{found[0]}{found[1]}"
     if problem.groups * (problem.max_context // (PAGE // 4) + 1) > _MAX_UNITS:
         return f"{problem.groups} groups of up to {problem.max_context} keys are too many for it"
-    return _reason_without_dsl()
+    return _reason_against_dsl(package_version(DISTRIBUTION))
 
 
 def _device_index(problem: ScoreProblem) -> int:

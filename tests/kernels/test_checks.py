@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from problems import UNTOUCHED, Problem, make_problem
-from sdsa_kernels import indexer_scores
+from sdsa_kernels import checks, indexer_scores
 from sdsa_kernels.checks import check_scores_call
 from sdsa_quant.errors import DtypeError, InputError, UnsupportedError
 
@@ -292,3 +292,29 @@ def test_backend_argument_is_keyword_only(problem: Problem) -> None:
             problem.requests,
             problem.scores,
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "elements"), [("query", 4), ("key_cache", 8), ("query_scales", 4), ("key_scales", 4)]
+)
+def test_a_layout_that_passed_before_is_still_refused_at_another_address(
+    generator: torch.Generator, name: str, elements: int
+) -> None:
+    problem = make_problem([100], generator=generator, separate=True)
+    problem.run("torch")
+    problem.scores.fill_(UNTOUCHED)
+    tensor = getattr(problem, name)
+    buffer = torch.zeros(tensor.numel() + elements, dtype=torch.uint8).view(tensor.dtype)
+    moved = buffer[elements:].view(tensor.shape)
+    assert moved.stride() == tensor.stride()
+    refuse(problem.replace(**{name: moved}), InputError, f"{name} must start at a multiple of")
+
+
+def test_layouts_that_passed_are_not_remembered_without_end(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_passed_layouts", {})
+    monkeypatch.setattr(checks, "_MOST_LAYOUTS", 3)
+    for length in range(1, 8):
+        make_problem([length], generator=generator).run("torch")
+        assert 1 <= len(checks._passed_layouts) <= 3
