@@ -41,6 +41,24 @@ def _torch_launch(problem: ScoreProblem) -> None:
     torch_scores.launch(problem)
 
 
+def _cute_reason_unsupported(problem: ScoreProblem) -> str | None:
+    from . import cute_scores
+
+    return cute_scores.reason_unsupported(problem)
+
+
+def _cute_launch(problem: ScoreProblem) -> None:
+    from . import cute_scores
+
+    cute_scores.launch(problem)
+
+
+def _cute_make_plan(problem: ScoreProblem) -> Plan | None:
+    from . import cute_scores
+
+    return cute_scores.make_plan(problem)
+
+
 def _triton_reason_unsupported(problem: ScoreProblem) -> str | None:
     from . import triton_scores
 
@@ -60,6 +78,7 @@ def _triton_make_plan(problem: ScoreProblem) -> Plan | None:
 
 
 BACKENDS: tuple[Backend, ...] = (
+    Backend("cute", _cute_reason_unsupported, _cute_launch, _cute_make_plan),
     Backend("triton", _triton_reason_unsupported, _triton_launch, _triton_make_plan),
     Backend("torch", _torch_reason_unsupported, _torch_launch),
 )

@@ -1,0 +1,55 @@
+"""Compiling one variant of the scoring kernel to a device binary; needs no GPU."""
+
+from __future__ import annotations
+
+import tempfile
+
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from sdsa_quant.errors import UnsupportedError
+
+from .cute_compile_cache import CompiledKernel, LaunchConfig
+from .cute_kernel import (
+    THREADS,
+    WARPS,
+    launch_kernel,
+    make_operands,
+    shared_bytes,
+)
+from .cute_schedule import LATE_WAVE_MINIMUM_UNITS
+from .cute_variants import ctas_per_sm
+
+
+def compile_variant(architecture: str, variant: str) -> CompiledKernel:
+    """Trace and compile the kernel.
+
+    Parameters
+    ----------
+    architecture : str
+        Such as ``"sm_90a"``.
+    variant : str
+        One of `cute_variants.variants_of` the architecture.
+
+    Raises
+    ------
+    UnsupportedError
+        CuTe DSL gave no binary.
+    """
+    ctas = ctas_per_sm(architecture)
+    placeholders = [Int64(0)] * 14 + [Int32(0)] * 6
+    with tempfile.TemporaryDirectory(prefix="sdsa-cute-") as folder:
+        options = f"--gpu-arch {architecture} --keep-cubin --dump-dir {folder}"
+        compiled = cute.compile(launch_kernel, *placeholders, variant, ctas, options=options)
+    image, symbols = compiled.__cubin__, list(compiled.kernel_info)
+    if not image or len(symbols) != 1:
+        raise UnsupportedError(f"CuTe DSL gave no binary for {variant} on {architecture}")
+    operands = make_operands(variant)
+    config = LaunchConfig(
+        threads=THREADS,
+        shared_bytes=shared_bytes(operands),
+        ctas_per_sm=ctas,
+        unit_keys=1 << operands.unit_shift,
+        late_wave_units=WARPS * LATE_WAVE_MINIMUM_UNITS,
+    )
+    return CompiledKernel(image, symbols[0], config)

@@ -1,0 +1,185 @@
+"""Backend `cute`: one CuTe DSL kernel family for SM90 and SM10x, compiled on first use."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+from sdsa_quant.errors import UnsupportedError
+from sdsa_quant.layout import PAGE
+
+from .availability import capability, package_version
+from .checks import ScoreProblem
+from .cute_variants import ARCHITECTURES, variant_of
+from .plans import Plan
+
+if TYPE_CHECKING:
+    from .cute_launch import LoadedKernel
+
+DISTRIBUTION = "nvidia-cutlass-dsl"
+MINIMUM_VERSION = (4, 8)
+_MAX_UNITS = 2**31 - 1  # the kernel counts quarter pages in 32 bits
+
+_PREFETCHED_TABLE_BYTES = 256 * 1024
+_SCORE_VECTOR_BYTES = 16  # scores are written this wide where every row allows it
+
+_kernels: dict[tuple[int, str], LoadedKernel] = {}
+_compile_lock = threading.Lock()
+
+
+@functools.cache
+def _reason_against_dsl(installed: str | None) -> str | None:
+    wanted = ".".join(str(part) for part in MINIMUM_VERSION)
+    if installed is None:
+        return f"it needs {DISTRIBUTION} {wanted} or later, which is not installed"
+    if tuple(int(part) for part in installed.split(".")[:2]) < MINIMUM_VERSION:
+        return f"it needs {DISTRIBUTION} {wanted} or later, installed is {installed}"
+    return None
+
+
+def reason_unsupported(problem: ScoreProblem) -> str | None:
+    """None where this backend can serve `problem`, else why not."""
+    if problem.device.type != "cuda":
+        return f"tensors must be on a CUDA device, not on {problem.device}"
+    found = capability(_device_index(problem))
+    if found not in ARCHITECTURES:
+        names = ", ".join(f"SM{major}{minor}" for major, minor in ARCHITECTURES)
+        return f"it has kernels for {names}, this is an SM{found[0]}{found[1]}"
+    if problem.groups * (problem.max_context // (PAGE // 4) + 1) > _MAX_UNITS:
+        return f"{problem.groups} groups of up to {problem.max_context} keys are too many for it"
+    return _reason_against_dsl(package_version(DISTRIBUTION))
+
+
+def _device_index(problem: ScoreProblem) -> int:
+    index = problem.device.index
+    return torch.cuda.current_device() if index is None else index
+
+
+def _load_kernel(device: int, variant: str) -> LoadedKernel:
+    """Compile, or take from the disk cache, and load one variant on a device."""
+    if torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            "backend cute compiles a kernel on its first call, which a graph capture forbids: "
+            "call indexer_scores once with these dtypes and rows per group before the capture"
+        )
+    with _compile_lock:
+        if (device, variant) not in _kernels:
+            from .cute_compile_cache import compiled_kernel
+            from .cute_launch import LoadedKernel
+
+            compiled = compiled_kernel(ARCHITECTURES[capability(device)], variant)
+            _kernels[device, variant] = LoadedKernel(
+                compiled.image,
+                compiled.symbol,
+                compiled.config,
+                device,
+                torch.cuda.get_device_properties(device).multi_processor_count,
+            )
+    return _kernels[device, variant]
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    return tensor.stride(0) * tensor.element_size()
+
+
+def _prefetched_table_bytes(table: torch.Tensor) -> int:
+    """Bytes of the block table to prefetch: all of a small one, nothing of a large one.
+
+    Which entries a launch needs it only knows once it has read the lengths, and reading what a wide
+    table has beyond them would make the cost follow the capacity.
+    """
+    size = 4 * (table.stride(0) * (table.shape[0] - 1) + table.shape[1])
+    return size if 0 < size <= _PREFETCHED_TABLE_BYTES else 0
+
+
+def launch(problem: ScoreProblem) -> None:
+    """Enqueue the scores of `problem` on the current stream of its device.
+
+    Raises
+    ------
+    UnsupportedError
+        This is the first call of its kind and the stream is being captured, or the kernel cannot be
+        compiled or loaded.
+    """
+    if problem.groups == 0 or problem.max_context == 0:
+        return
+    query_scales, key_scales = problem.query_scales, problem.key_scales
+    _plan(problem)(
+        problem.query.data_ptr(),
+        0 if query_scales is None else query_scales.data_ptr(),
+        problem.key_cache.data_ptr(),
+        0 if key_scales is None else key_scales.data_ptr(),
+        problem.block_table.data_ptr(),
+        problem.context_lengths.data_ptr(),
+        problem.requests.data_ptr(),
+        problem.scores.data_ptr(),
+    )
+
+
+def make_plan(problem: ScoreProblem) -> Plan | None:
+    """How to launch `problem` again at other addresses; None where there is nothing to launch."""
+    if problem.groups == 0 or problem.max_context == 0:
+        return None
+    return _plan(problem)
+
+
+def _plan(problem: ScoreProblem) -> Plan:
+    """The launch of `problem`, its kernel compiled and loaded, but for the addresses."""
+    device = _device_index(problem)
+    variant = variant_of(problem, ARCHITECTURES[capability(device)])
+    kernel = _kernels.get((device, variant))
+    if kernel is None:
+        with torch.cuda.device(device):
+            kernel = _load_kernel(device, variant)
+    query_scales, key_scales = problem.query_scales, problem.key_scales
+    groups, rows, width = problem.groups, problem.rows_per_group, problem.max_context
+    query_bytes, key_bytes = _row_bytes(problem.query), _row_bytes(problem.key_cache)
+    query_scale_bytes = 0 if query_scales is None else query_scales.stride(0)
+    key_scale_bytes = 0 if key_scales is None else key_scales.stride(0)
+    table_bytes, score_bytes = _row_bytes(problem.block_table), _row_bytes(problem.scores)
+    prefetched = _prefetched_table_bytes(problem.block_table)
+    current_device = torch.cuda.current_device
+    # The handle alone; torch.cuda.current_stream() makes an object around it, at 1.5 us a call.
+    current_stream = torch._C._cuda_getCurrentRawStream
+
+    def plan(
+        query: int,
+        query_scale: int,
+        key: int,
+        key_scale: int,
+        table: int,
+        lengths: int,
+        requests: int,
+        scores: int,
+    ) -> None:
+        if current_device() != device:
+            with torch.cuda.device(device):
+                plan(query, query_scale, key, key_scale, table, lengths, requests, scores)
+            return
+        # In the order of the kernel's parameters (see cute_kernel).
+        arguments = (
+            query,
+            query_bytes,
+            query_scale,
+            query_scale_bytes,
+            key,
+            key_bytes,
+            key_scale,
+            key_scale_bytes,
+            table,
+            table_bytes,
+            lengths,
+            requests,
+            scores,
+            score_bytes,
+            groups,
+            rows,
+            width,
+            int((scores | score_bytes) % _SCORE_VECTOR_BYTES == 0),
+        )
+        kernel.launch(arguments, groups, width, prefetched, current_stream(device))
+
+    return plan

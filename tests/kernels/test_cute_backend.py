@@ -1,0 +1,113 @@
+"""What the `cute` backend serves, and what it says where it cannot; no GPU needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from problems import KINDS, make_problem
+from sdsa_kernels import cute_scores
+from sdsa_kernels.checks import ScoreProblem, check_scores_call
+from sdsa_kernels.cute_variants import ARCHITECTURES, variant_of, variants_of
+from sdsa_quant.errors import UnsupportedError
+
+
+def _checked(kind: str, rows_per_group: int, generator: torch.Generator) -> ScoreProblem:
+    problem = make_problem([70], generator=generator, kind=kind, rows_per_group=rows_per_group)
+    return check_scores_call(
+        problem.query,
+        problem.key_cache,
+        problem.block_table,
+        problem.context_lengths,
+        problem.requests,
+        problem.scores,
+        problem.query_scales,
+        problem.key_scales,
+    )
+
+
+class _OnCuda:
+    """A checked problem that claims to be on a CUDA device, for questions that touch no data."""
+
+    def __init__(self, problem: ScoreProblem, index: int) -> None:
+        self._problem = problem
+        self.device = SimpleNamespace(type="cuda", index=index)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._problem, name)
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices 0 to 4: an A100, an H100, a B200, a B300 and something newer."""
+    capabilities = [(8, 0), (9, 0), (10, 0), (10, 3), (13, 0)]
+    monkeypatch.setattr(cute_scores, "capability", lambda index: capabilities[index])
+    monkeypatch.setattr(cute_scores, "package_version", lambda name: "4.8.1")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows_per_group", range(1, 9))
+@pytest.mark.parametrize("architecture", ARCHITECTURES.values())
+def test_every_call_has_a_compiled_variant(
+    generator: torch.Generator, kind: str, rows_per_group: int, architecture: str
+) -> None:
+    problem = _checked(kind, rows_per_group, generator)
+    assert variant_of(problem, architecture) in variants_of(architecture)
+
+
+def test_variants_are_few() -> None:
+    # What one process can ever compile on a device, whatever the shapes, strides and lengths.
+    assert {name: len(variants_of(name)) for name in ARCHITECTURES.values()} == {
+        "sm_90a": 5,
+        "sm_100a": 3,
+        "sm_103a": 3,
+        "sm_120a": 3,
+    }
+
+
+def test_cpu_tensors_are_refused(generator: torch.Generator) -> None:
+    problem = make_problem([70], generator=generator)
+    with pytest.raises(UnsupportedError, match=r"backend cute cannot run here.*not on cpu"):
+        problem.run("cute")
+
+
+@pytest.mark.usefixtures("devices")
+def test_the_device_of_the_tensors_decides(generator: torch.Generator) -> None:
+    problem = _checked("nvfp4", 1, generator)
+    reasons = [cute_scores.reason_unsupported(_OnCuda(problem, index)) for index in range(5)]
+    assert [reason is None for reason in reasons] == [False, True, True, True, False]
+    assert "this is an SM80" in reasons[0]
+    assert "SM90, SM100, SM103, SM120" in reasons[4]
+
+
+@pytest.mark.usefixtures("devices")
+@pytest.mark.parametrize(
+    ("installed", "said"),
+    [
+        (None, "needs nvidia-cutlass-dsl 4.8 or later, which is not installed"),
+        ("4.4.0", "needs nvidia-cutlass-dsl 4.8 or later, installed is 4.4.0"),
+        ("3.99.1", "installed is 3.99.1"),
+        ("4.8.0", None),
+        ("4.10.0.dev1", None),
+        ("5.0", None),
+    ],
+)
+def test_missing_or_old_cute_dsl_is_named(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, installed: str, said: str
+) -> None:
+    monkeypatch.setattr(cute_scores, "package_version", lambda name: installed)
+    reason = cute_scores.reason_unsupported(_OnCuda(_checked("nvfp4", 1, generator), 1))
+    if said is None:
+        assert reason is None
+    else:
+        assert said in reason
+
+
+@pytest.mark.usefixtures("devices")
+def test_more_units_than_the_kernel_counts_are_refused(generator: torch.Generator) -> None:
+    problem = replace(_checked("bf16", 1, generator), groups=70_000, max_context=1_048_576)
+    reason = cute_scores.reason_unsupported(_OnCuda(problem, 1))
+    assert "70000 groups of up to 1048576 keys" in reason

@@ -1,0 +1,131 @@
+"""The disk cache of compiled CuTe DSL kernels; no GPU, and no CuTe DSL either."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sdsa_kernels import cute_compile_cache as cache
+from sdsa_kernels.cute_compile_cache import CompiledKernel, LaunchConfig
+
+KERNEL = CompiledKernel(
+    image=bytes(range(256)) + b"\n\n",  # newlines in it must not end the header
+    symbol="kernel_0",
+    config=LaunchConfig(
+        threads=256, shared_bytes=4096, ctas_per_sm=2, unit_keys=64, late_wave_units=96
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "new" / "folder"))
+    return tmp_path / "new" / "folder"
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Replaces the compiler; holds what it was asked for."""
+    asked: list[tuple[str, str]] = []
+
+    def compile_kernel(architecture: str, variant: str) -> CompiledKernel:
+        asked.append((architecture, variant))
+        return replace(KERNEL, symbol=f"{architecture}-{variant}")
+
+    monkeypatch.setattr(cache, "compile_kernel", compile_kernel)
+    return asked
+
+
+def test_second_process_does_not_compile(folder: Path, compilations: list[tuple[str, str]]) -> None:
+    first = cache.compiled_kernel("sm_90a", "bf16")
+    assert cache.compiled_kernel("sm_90a", "bf16") == first
+    assert compilations == [("sm_90a", "bf16")]
+    assert [path.suffix for path in folder.iterdir()] == [".bin"], "a temporary file was left"
+
+
+def test_architectures_and_variants_are_apart(compilations: list[tuple[str, str]]) -> None:
+    asked = [("sm_90a", "bf16"), ("sm_100a", "bf16"), ("sm_90a", "mixed")]
+    for architecture, variant in asked * 2:
+        kernel = cache.compiled_kernel(architecture, variant)
+        assert kernel.symbol == f"{architecture}-{variant}"
+    assert compilations == asked
+
+
+@pytest.mark.parametrize("changed", ["version", "source"])
+def test_another_version_or_source_is_another_entry(
+    monkeypatch: pytest.MonkeyPatch, compilations: list[tuple[str, str]], changed: str
+) -> None:
+    cache.compiled_kernel("sm_90a", "bf16")
+    if changed == "version":
+        monkeypatch.setattr(cache, "package_version", lambda name: "99.0")
+    else:
+        monkeypatch.setattr(cache, "_source_hash", lambda: "another")
+    cache.compiled_kernel("sm_90a", "bf16")
+    assert len(compilations) == 2
+
+
+def test_every_source_of_the_kernel_is_in_the_key() -> None:
+    # What tracing a kernel imports from this package, beyond the cache itself and plain data.
+    folder = Path(cache.__file__).parent
+    traced = {
+        path.name
+        for path in folder.glob("cute_*.py")
+        if path.name not in ("cute_compile_cache.py", "cute_launch.py", "cute_scores.py")
+    }
+    assert traced == set(cache._SOURCES)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entry: entry[:-1],
+        lambda entry: entry + b"x",
+        lambda entry: entry[:-1] + bytes([entry[-1] ^ 1]),
+        lambda entry: b"",
+        lambda entry: b"not json\n" + entry,
+        lambda entry: b"[]\n" + entry,
+        lambda entry: entry.replace(b'"threads"', b'"strands"'),
+    ],
+    ids=["cut", "longer", "flipped", "empty", "no-json", "no-object", "other-field"],
+)
+def test_damaged_entry_counts_as_missing(
+    compilations: list[tuple[str, str]], damage: object
+) -> None:
+    kernel = cache.compiled_kernel("sm_90a", "bf16")
+    path = cache.entry_path("sm_90a", "bf16")
+    path.write_bytes(damage(path.read_bytes()))
+    assert cache.read_entry(path) is None
+    assert cache.compiled_kernel("sm_90a", "bf16") == kernel
+    assert len(compilations) == 2
+    assert cache.read_entry(path) == kernel, "the entry was not repaired"
+
+
+def test_folder_that_vanishes_is_made_again(
+    folder: Path, compilations: list[tuple[str, str]]
+) -> None:
+    cache.compiled_kernel("sm_90a", "bf16")
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    cache.compiled_kernel("sm_90a", "bf16")
+    assert len(compilations) == 2
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_folder_that_cannot_be_written_costs_a_warning(
+    folder: Path, compilations: list[tuple[str, str]]
+) -> None:
+    folder.parent.write_text("a file where a folder should be")
+    with pytest.warns(UserWarning, match=cache.CACHE_VARIABLE):
+        kernel = cache.compiled_kernel("sm_90a", "bf16")
+    assert kernel.image == KERNEL.image
+
+
+def test_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cache.CACHE_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/some/where")
+    assert cache.cache_folder() == Path("/some/where/sdsa")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache.cache_folder() == Path.home() / ".cache" / "sdsa"
