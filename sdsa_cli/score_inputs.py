@@ -92,11 +92,11 @@ def requests_of_groups(options: ScoreOptions, queries: Queries, cache_requests: 
     InputError
         The query rows make no whole groups, the list does not fit them, or they cannot be spread.
     """
-    from sdsa_quant.query_file import read_requests
+    from sdsa_quant.query_file import read_requests, spread_groups
 
     groups = _count_groups(queries.values.shape[0], options.rows_per_group, queries.rows_per_group)
     if options.requests is None:
-        return _spread_groups(groups, cache_requests)
+        return spread_groups(groups, cache_requests)
     requests: Sequence[int] = _parse_numbers(options.requests)
     if not requests:
         requests = read_requests(queries, options.requests)
@@ -119,13 +119,3 @@ def _count_groups(rows: int, given: int | None, stated: int | None) -> int:
             f"got {rows} rows"
         )
     return rows // rows_per_group
-
-
-def _spread_groups(groups: int, requests: int) -> list[int]:
-    """The first few groups see request 0, as many after them request 1, and so on."""
-    if requests == 0 or groups % requests:
-        raise InputError(
-            f"{groups} groups cannot be spread evenly over the cache's {requests} requests; say "
-            f"with --requests which request each group belongs to"
-        )
-    return [group * requests // groups for group in range(groups)]
