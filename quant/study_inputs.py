@@ -44,7 +44,8 @@ class StudyInputs:
     queries_pattern: str | None = None
     lengths: str | None = None  # a tensor's name, or a pattern matched to the layers
     rows_per_group: int | None = None
-    requests: tuple[int, ...] | None = None  # of each group; spread evenly where None
+    # Request of each group, or a tensor's name or pattern; spread evenly where None.
+    requests: tuple[int, ...] | str | None = None
     causal: bool = False
     positions: str | None = None  # a tensor's name, or a pattern; 0-based position of each row
 
@@ -288,9 +289,14 @@ def _row_requests(
             f"{per_group} rows (see --rows-per-group), got {rows} rows"
         )
     groups = rows // per_group
-    requests = inputs.requests
-    if requests is None:
-        requests = tuple(spread_groups(groups, in_keys))
+    requests: Sequence[int]
+    if inputs.requests is None:
+        requests = spread_groups(groups, in_keys)
+    elif isinstance(inputs.requests, str):
+        name = _companion(query_source, inputs.requests, query_tensor, "--requests")
+        requests = _integers(query_source, name)
+    else:
+        requests = inputs.requests
     if len(requests) != groups:
         raise InputError(
             f"--requests must name the request of each of the {groups} groups of "
@@ -327,15 +333,14 @@ def _causal_lengths(
 def _lengths_at_positions(
     source: TensorSource, name: str, row_requests: list[int], request_lengths: list[int]
 ) -> list[int]:
-    stored, positions = source[name], source.read(name)
-    rows = len(row_requests)
-    if positions.is_floating_point() or positions.numel() != rows:
+    stored, positions = source[name], _integers(source, name)
+    if len(positions) != len(row_requests):
         raise InputError(
-            f"{stored.path}: tensor {name} must be the integer position of each of the {rows} "
-            f"query rows, got {stored.dtype} {list(stored.shape)}"
+            f"{stored.path}: tensor {name} must be the position of each of the "
+            f"{len(row_requests)} query rows, got {list(stored.shape)}"
         )
     lengths = []
-    for row, position in enumerate(positions.flatten().tolist()):
+    for row, position in enumerate(positions):
         if not 0 <= position < request_lengths[row]:
             raise InputError(
                 f"{stored.path}: tensor {name} must be 0 to {request_lengths[row] - 1} for row "
@@ -343,3 +348,13 @@ def _lengths_at_positions(
             )
         lengths.append(position + 1)
     return lengths
+
+
+def _integers(source: TensorSource, name: str) -> list[int]:
+    stored, numbers = source[name], source.read(name)
+    if numbers.is_floating_point() or numbers.dtype == torch.bool:
+        raise InputError(
+            f"{stored.path}: tensor {name} must hold integers, got {stored.dtype} "
+            f"{list(stored.shape)}"
+        )
+    return numbers.flatten().tolist()

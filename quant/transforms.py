@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from .errors import InputError
-from .layout import DIM, NVFP4_MAX
+from .layout import DIM, E4M3_MAX
 from .nvfp4 import values_per_pass
 
 NONE = "none"
@@ -31,6 +31,7 @@ AUTO = "auto"
 ROTATIONS = (NONE, HADAMARD)
 CENTERS = (NONE, CHANNEL)
 
+_GAINED_MAX = 4 * E4M3_MAX
 _LARGEST_EXPONENT = 40  # of a gain, either sign: BF16 and FP32 hold gained keys without loss
 
 
@@ -123,16 +124,17 @@ def require_gain(factor: float, found: str) -> None:
 
 
 def automatic_gain(amax: float) -> float:
-    """Largest power of two that saturates no key: ``g * amax <= 2688``; 1 for keys of zeros.
+    """Largest power of two that saturates no scale: ``g * amax <= 1792``; 1 for keys of zeros.
 
+    1792 is 4 x 448: up to there the scales of both of NVFP4's rules, amax / 6 and amax / 4, are
+    below E4M3's largest value.
     A power of two changes no normal scale but in its exponent, so that nothing is lost by taking
     the largest, and every block that can leave E4M3's subnormal scales does.
     """
     if amax == 0:
         return 1.0
-    # amax * 2^e <= 2688 = 1.3125 * 2^11, amax = m * 2^n with m in [0.5, 1).
     mantissa, exponent = math.frexp(amax)
-    limit_mantissa, limit_exponent = math.frexp(NVFP4_MAX)
+    limit_mantissa, limit_exponent = math.frexp(_GAINED_MAX)
     power = limit_exponent - exponent - (mantissa > limit_mantissa)
     return 2.0 ** max(-_LARGEST_EXPONENT, min(_LARGEST_EXPONENT, power))
 

@@ -31,3 +31,16 @@ def describe_lengths(lengths: Sequence[int]) -> str:
         return listed if len(lengths) == 1 else f"{listed} (sum {sum(lengths):,})"
     middle = statistics.median(lengths)
     return f"{min(lengths):,} to {max(lengths):,}, median {middle:,.0f}, sum {sum(lengths):,}"
+
+
+def similarity(value: float | None) -> str:
+    """Four decimals, ``-`` where it is undefined; what is short of 1 never looks like 1."""
+    if value is None:
+        return "-"
+    text = f"{value:.4f}"
+    return ">0.9999" if text == "1.0000" and value < 1 else text
+
+
+def error_size(value: float | None) -> str:
+    """Four significant digits, ``-`` where it is undefined."""
+    return "-" if value is None else f"{value:.4g}"

@@ -114,10 +114,10 @@ def test_a_transform_that_changes_nothing_copies_nothing() -> None:
 def test_automatic_gain_is_the_largest_that_saturates_nothing(amax: float) -> None:
     gain = automatic_gain(amax)
     assert math.frexp(gain)[0] == 0.5
-    assert gain * amax <= 2688 < 2 * gain * amax
+    assert gain * amax <= 1792 < 2 * gain * amax
 
 
-@pytest.mark.parametrize(("amax", "gain"), [(2688, 1), (2688.5, 0.5), (1344, 2), (0, 1)])
+@pytest.mark.parametrize(("amax", "gain"), [(1792, 1), (1792.5, 0.5), (896, 2), (0, 1)])
 def test_automatic_gain_at_its_edges(amax: float, gain: float) -> None:
     assert automatic_gain(amax) == gain
 
@@ -137,12 +137,12 @@ def test_automatic_gain_takes_small_keys_out_of_the_subnormal_scales(
 def test_the_automatic_gain_is_that_of_the_transformed_keys() -> None:
     # One-hot keys of 2048: rotated, their magnitudes are 2048 / sqrt(128) = 181.
     keys = torch.eye(128) * 2048
-    assert fit_transform((keys,), rotate="none", gain=None, mean=None).gain == 1
+    assert fit_transform((keys,), rotate="none", gain=None, mean=None).gain == 0.5
     assert fit_transform((keys,), rotate="hadamard", gain=None, mean=None).gain == 8
     mean = torch.zeros(128)
     mean[0] = 1024
     centered = fit_transform((keys[:1],), rotate="none", gain=None, mean=mean)
-    assert centered.gain == 2
+    assert centered.gain == 1
     assert fit_transform((), rotate="none", gain=0.5, mean=None).gain == 0.5
 
 
