@@ -80,8 +80,9 @@ class StudyFolder:
 
     def remove(self) -> None:
         """Remove the records, the description and the folder, but nothing else that is in it."""
-        for record in self.path.glob("layer-*.request-*.safetensors"):
-            record.unlink()
+        for pattern in ("layer-*.request-*.safetensors", ".layer-*.request-*.partial"):
+            for record in self.path.glob(pattern):
+                record.unlink()
         (self.path / _DESCRIPTION).unlink(missing_ok=True)
         if self.path.is_dir() and not any(self.path.iterdir()):
             self.path.rmdir()

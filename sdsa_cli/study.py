@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = examples(
     "sdsa study keys.safetensors queries.safetensors -o report --lengths lengths",
-    "sdsa study capture/ capture/ -o report --formats nvfp4,fp8 --rotate none,hadamard",
-    "sdsa study keys.safetensors queries.safetensors -o report --causal --center none,channel",
-    "sdsa study capture/ capture/ -o report --fail-below recall@2048.p1=0.95",
-    "torchrun --nproc-per-node 8 -m sdsa_cli study capture/ capture/ -o report",
+    "sdsa study capture/ capture/ -o layers --formats nvfp4,fp8 --rotate none,hadamard",
+    "sdsa study keys.safetensors queries.safetensors -o causal --causal --center none,channel",
+    "sdsa study capture/ capture/ -o checked --no-plots --fail-below recall@2048.p1=0.95",
+    "torchrun --nproc-per-node 8 -m sdsa_cli study capture/ capture/ -o layers",
 )
 WORK_FOLDER = "work"
 

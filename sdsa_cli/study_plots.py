@@ -160,14 +160,18 @@ def _label_layers(axis: Any, document: Document) -> None:
 
 def _plot_recall_by_setting(document: Document) -> Any:
     """Every setting on a line of its own: mean, median, worst 1 % and worst row."""
-    results = overall_results(document)
     place = leading_k(document)
+    results = [
+        result
+        for result in overall_results(document)
+        if recall_of(result, place)["mean"] is not None
+    ]
+    if not results:
+        return None
     figure = _figure(7.6, 0.24 * len(results) + 1.4)
     axis = figure.subplots()
     for height, result in enumerate(results):
         recall = recall_of(result, place)
-        if recall["mean"] is None:
-            continue
         colour = _colour(result["format"])
         axis.plot([recall["minimum"], recall["maximum"]], [height] * 2, color=colour, linewidth=1.2)
         axis.plot(recall["mean"], height, "o", color=colour, markersize=6)
@@ -182,7 +186,11 @@ def _plot_recall_by_setting(document: Document) -> Any:
 def plot_recall_by_bytes(document: Document) -> Any:
     """Mean recall against the size of a key; a marker is a transform."""
     place, labels, names = leading_k(document), transforms(document), formats(document)
-    results = [each for each in overall_results(document) if recall_of(each, place)["mean"]]
+    results = [
+        each for each in overall_results(document) if recall_of(each, place)["mean"] is not None
+    ]
+    if not results:
+        return None
     sizes = sorted({result["bytes_per_key"] for result in results})
     figure = _figure(7.6, 4.2)
     axis = figure.subplots()
@@ -278,6 +286,8 @@ def plot_recall_by_length(document: Document) -> Any:
 def plot_score_errors(document: Document) -> Any:
     """How often scores are off by how much, in standard deviations of the row's scores."""
     steps = document["settings"]["error_steps"]
+    if not any(sum(result["error_counts"]) for result in overall_results(document)):
+        return None
     figure, axes = _panels(document, 2.7, sharey=True, sharex=True)
     edges = [(place - steps) / steps for place in range(2 * steps + 1)]
     widest = 0.0

@@ -54,8 +54,8 @@ def recall_table(document: Document) -> Any:
     """Mean and worst recall over all layers, by transform and format."""
     top_k = document["settings"]["top_k"]
     headings = [heading for k in top_k for heading in (f"@{k:,}", "p1")]
-    result = _narrow_table("", "bytes", *headings)
-    result.title = "Recall of the unquantized keys' top-k over all layers, mean and worst 1 %"
+    title = "Recall of the unquantized keys' top-k over all layers, mean and worst 1 %"
+    result = _narrow_table(title, "", "bytes", *headings)
     for transform, results in _by_transform(document):
         _add_heading(result, transform)
         for each in results:
@@ -72,9 +72,10 @@ def recall_table(document: Document) -> Any:
     return result
 
 
-def _narrow_table(*headings: str) -> Any:
+def _narrow_table(title: str, *headings: str) -> Any:
     """A table that fits 80 columns by breaking the lines of its first column only."""
-    result = table(*headings)
+    result = table(*headings, title=title)
+    result.min_width = len(title)  # else a narrow table breaks the line of its title
     result.columns[0].min_width = _FIRST_COLUMN
     for column in result.columns[1:]:
         column.no_wrap = True
@@ -131,9 +132,9 @@ def layers_table(document: Document) -> Any:
     k = document["settings"]["top_k"][place]
     shown = [result for result in overall_results(document) if result["transform"] == "none"]
     shown = shown or overall_results(document)[:1]
-    result = table("layer", *(setting_label(each) for each in shown))
+    title = f"Mean recall@{k:,} by layer, worst layers first"
+    result = _narrow_table(title, "layer", *(setting_label(each) for each in shown))
     result.columns[0].overflow = "fold"
-    result.title = f"Mean recall@{k:,} by layer, worst layers first"
     layers = ordered_layers(document)
     for name, _ in _both_ends(layers):
         if name is None:
@@ -161,7 +162,7 @@ def worst_row_lines(document: Document) -> list[str]:
     lines = []
     for index, k in enumerate(document["settings"]["top_k"]):
         worst = recall_of(result, index)["worst"]
-        if worst is not None:
+        if worst is not None and worst["value"] < 1:
             lines.append(
                 f"Worst row of {setting_label(result)}, recall@{k:,} "
                 f"{similarity(worst['value'])}: {result['worst_layers'][index]}, request "
@@ -174,8 +175,9 @@ def errors_table(document: Document) -> Any:
     """Errors of keys and scores over all layers, by transform and format."""
     place = leading_k(document)
     k = document["settings"]["top_k"][place]
-    result = _narrow_table("", "key L2", "score L2", "p99", "cosine", "Spearman", f"mass@{k:,}")
-    result.title = "Relative L2 error of keys, and measures of the scores, over all layers"
+    title = "Relative L2 error of keys, and measures of the scores, over all layers"
+    headings = ("key L2", "score L2", "p99", "cosine", "Spearman", f"mass@{k:,}")
+    result = _narrow_table(title, "", *headings)
     for transform, results in _by_transform(document):
         _add_heading(result, transform)
         for each in results:
@@ -194,8 +196,8 @@ def errors_table(document: Document) -> Any:
 
 def blocks_table(document: Document) -> Any:
     """How the keys of all layers fall into NVFP4 blocks, by transform."""
-    result = table("", "gain", "flushed", "subnormal", "saturated", "outliers")
-    result.title = "Blocks of 16 values, as NVFP4 scales them; outlier: amax > 8 x median"
+    title = "Blocks of 16 values, as NVFP4 scales them; outlier: amax > 8 x median"
+    result = _narrow_table(title, "", "gain", "flushed", "subnormal", "saturated", "outliers")
     for each in document["blocks"]:
         if each["layer"] is None:
             profile = each["profile"]

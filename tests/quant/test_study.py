@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from studies import LENGTHS, layer_inputs, run_study, save_layers
 
 from sdsa_quant import study as study_module
 from sdsa_quant.accuracy import summarize_accuracy
@@ -23,6 +22,7 @@ from sdsa_quant.study_rows import unpack_rows
 from sdsa_quant.study_settings import StudySettings, transform_choices
 from sdsa_quant.study_suggestion import paired_difference, suggest
 from sdsa_quant.study_summary import StudySummary, summarize_study
+from studies import LENGTHS, layer_inputs, run_study, save_layers
 
 SETTINGS = StudySettings(
     formats=("nvfp4", "fp8"),

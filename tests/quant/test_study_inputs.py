@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from studies import LENGTHS, layer_inputs, save_layers
 
 from sdsa_quant.errors import DtypeError, InputError
 from sdsa_quant.study_inputs import StudyInputs, open_layers
+from studies import LENGTHS, layer_inputs, save_layers
 
 Save = Callable[..., Path]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from studies import LENGTHS, layer_inputs, save_layers
 
 from sdsa_quant import study_inputs, study_unit
 from sdsa_quant.errors import InputError
@@ -27,6 +26,7 @@ from sdsa_quant.study_unit import (
     measure_unit,
 )
 from sdsa_quant.transforms import hadamard
+from studies import LENGTHS, layer_inputs, save_layers
 
 # Eight keys (6, v, 0, ...) and the query row (0, 6, 0, ...): the scores are 6 v. The 6 sets every
 # scale: 1 for NVFP4 and MXFP4, 6 / 448 for FP8. What the formats make of v, by hand:
