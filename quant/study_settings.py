@@ -10,39 +10,11 @@ from dataclasses import dataclass
 from .errors import InputError
 from .key_formats import KeyFormat, key_format
 from .layout import DIM
-from .transforms import CENTERS, NONE, ROTATIONS, parse_gain
+from .transforms import NONE, TransformChoice
 
 DEFAULT_FORMATS = ("nvfp4", "nvfp4-mixed", "nvfp4-4over6", "mxfp4", "fp8")
 DEFAULT_TOP_K = (64, 256, 2048)
 DEFAULT_SOFTMAX_SCALE = 1 / math.sqrt(DIM)
-
-
-@dataclass(frozen=True, slots=True)
-class TransformChoice:
-    """A transform as a user asks for it, before it has met any keys."""
-
-    rotate: str = NONE
-    gain: str = NONE  # "none", "auto" or a power of two
-    center: str = NONE
-
-    def __post_init__(self) -> None:
-        for name, value, choices in (
-            ("rotate", self.rotate, ROTATIONS),
-            ("center", self.center, CENTERS),
-        ):
-            if value not in choices:
-                raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-        parse_gain(self.gain)
-
-    @property
-    def label(self) -> str:
-        """Short name for tables: ``center + hadamard``, or ``none``."""
-        parts = [
-            "center" if self.center != NONE else "",
-            self.rotate if self.rotate != NONE else "",
-            f"gain {self.gain}" if self.gain != NONE else "",
-        ]
-        return " + ".join(part for part in parts if part) or NONE
 
 
 @dataclass(frozen=True, slots=True)

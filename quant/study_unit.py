@@ -27,7 +27,7 @@ from .metrics import RowAccuracy, row_accuracy
 from .study_inputs import StudyLayer
 from .study_rows import pack_rows
 from .study_settings import StudySettings
-from .transforms import CHANNEL, KeyMean, KeyTransform, fit_transform, parse_gain
+from .transforms import KeyTransform, fit_transforms
 
 SCORE_BUDGET_BYTES = 256 << 20  # of all formats' scores and the baseline's, at a time
 
@@ -53,21 +53,7 @@ class UnitResult:
 
 def fit_layer(layer: StudyLayer, settings: StudySettings) -> LayerTransforms:
     """The settings' transforms, with this layer's mean key and gains."""
-    mean = None
-    if any(choice.center == CHANNEL for choice in settings.transforms):
-        key_mean = KeyMean()
-        for keys in layer.all_keys():
-            key_mean.add(keys)
-        mean = key_mean.mean()
-    return tuple(
-        fit_transform(
-            layer.all_keys(),
-            rotate=choice.rotate,
-            gain=parse_gain(choice.gain),
-            mean=mean if choice.center == CHANNEL else None,
-        )
-        for choice in settings.transforms
-    )
+    return fit_transforms(layer.all_keys, settings.transforms)
 
 
 def measure_unit(
@@ -126,7 +112,7 @@ class _Unit:
         self._request = request
         self._settings = settings
         self._device = device
-        self._transforms = [_to_device(transform, device) for transform in transforms]
+        self._transforms = [transform.to(device) for transform in transforms]
         self._formats = [setting.format for setting in settings.settings[: len(settings.formats)]]
         self._codecs = _distinct_codecs(self._formats)
         self._length = layer.keys.context_lengths[request]
@@ -237,12 +223,6 @@ def _stored_query(key_format: KeyFormat, query: torch.Tensor) -> torch.Tensor:
     if key_format.quantizes_query:
         return key_format.round_trip(query)
     return query.to(torch.bfloat16)
-
-
-def _to_device(transform: KeyTransform, device: torch.device) -> KeyTransform:
-    if transform.mean is None:
-        return transform
-    return KeyTransform(transform.rotate, transform.gain, transform.mean.to(device))
 
 
 def count_errors(scores: torch.Tensor, baseline: torch.Tensor) -> torch.Tensor:

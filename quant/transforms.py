@@ -15,8 +15,8 @@ untransformed ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -82,6 +82,34 @@ def _hadamard_columns(columns: torch.Tensor) -> torch.Tensor:
         source, target = target, source
         half //= 2
     return source.mul_(1 / math.sqrt(DIM))
+
+
+@dataclass(frozen=True, slots=True)
+class TransformChoice:
+    """A transform as a user asks for it, before it has met any keys."""
+
+    rotate: str = NONE
+    gain: str = NONE  # "none", "auto" or a power of two
+    center: str = NONE
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (
+            ("rotate", self.rotate, ROTATIONS),
+            ("center", self.center, CENTERS),
+        ):
+            if value not in choices:
+                raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        parse_gain(self.gain)
+
+    @property
+    def label(self) -> str:
+        """Short name for tables: ``center + hadamard``, or ``none``."""
+        parts = [
+            "center" if self.center != NONE else "",
+            self.rotate if self.rotate != NONE else "",
+            f"gain {self.gain}" if self.gain != NONE else "",
+        ]
+        return " + ".join(part for part in parts if part) or NONE
 
 
 def parse_gain(text: str) -> float | None:
@@ -152,6 +180,10 @@ class KeyTransform:
         """Whether keys pass through as they are."""
         return self.rotate == NONE and self.gain == 1.0 and self.mean is None
 
+    def to(self, device: torch.device | str) -> KeyTransform:
+        """The same transform on another device."""
+        return self if self.mean is None else replace(self, mean=self.mean.to(device))
+
     def apply_keys(self, keys: torch.Tensor) -> torch.Tensor:
         """Keys to quantize: float32 ``[n, 128]``, or `keys` themselves where nothing changes."""
         if self.changes_nothing:
@@ -172,6 +204,11 @@ class KeyTransform:
     def apply_query(self, query: torch.Tensor) -> torch.Tensor:
         """Query rows ``[rows, 128]`` to score with, rotated as the keys are."""
         return hadamard(query) if self.rotate == HADAMARD else query
+
+    @property
+    def center(self) -> str:
+        """``"channel"`` or ``"none"``."""
+        return NONE if self.mean is None else CHANNEL
 
     def score_shifts(self, query: torch.Tensor) -> torch.Tensor:
         """float64 ``[rows]``: ``q . m`` of untransformed rows, what centering took from scores."""
@@ -200,27 +237,42 @@ class KeyMean:
         return (self._sum / self._count).float()
 
 
-def fit_transform(
-    parts: Iterable[torch.Tensor], *, rotate: str, gain: float | None, mean: torch.Tensor | None
-) -> KeyTransform:
-    """A transform whose gain, where it is None, is the automatic one for these keys.
+def fit_transforms(
+    read_keys: Callable[[], Iterable[torch.Tensor]], choices: Sequence[TransformChoice]
+) -> tuple[KeyTransform, ...]:
+    """The transforms that `choices` mean for some keys: their mean key and automatic gains found.
 
     Parameters
     ----------
-    parts : iterable of torch.Tensor
-        The keys a part at a time, floating point ``[n, 128]``; not looked at where `gain` is given.
-    rotate : str
-        ``"none"`` or ``"hadamard"``.
-    gain : float or None
-        A power of two, or None for the automatic one.
-    mean : torch.Tensor or None
-        float32 ``[128]``, the mean key to subtract.
+    read_keys : callable
+        Gives the keys from the first to the last, finite floating point ``[n, 128]`` at a time;
+        called once for the mean and once for each automatic gain, where there are any.
+    choices : sequence of TransformChoice
+        What is asked for.
     """
+    mean = None
+    if any(choice.center == CHANNEL for choice in choices):
+        key_mean = KeyMean()
+        for keys in read_keys():
+            key_mean.add(keys)
+        mean = key_mean.mean()
+    return tuple(
+        _fit_gain(read_keys, choice, mean if choice.center == CHANNEL else None)
+        for choice in choices
+    )
+
+
+def _fit_gain(
+    read_keys: Callable[[], Iterable[torch.Tensor]],
+    choice: TransformChoice,
+    mean: torch.Tensor | None,
+) -> KeyTransform:
+    gain = parse_gain(choice.gain)
     if gain is not None:
-        return KeyTransform(rotate, gain, mean)
-    without_gain = KeyTransform(rotate, 1.0, mean)
+        return KeyTransform(choice.rotate, gain, mean)
+    without_gain = KeyTransform(choice.rotate, 1.0, mean)
     amax = max(
-        (float(without_gain.apply_keys(part).abs().max()) for part in parts if part.numel()),
+        (float(without_gain.apply_keys(keys).abs().max()) for keys in read_keys() if keys.numel()),
         default=0.0,
     )
-    return KeyTransform(rotate, automatic_gain(amax), mean)
+    return KeyTransform(choice.rotate, automatic_gain(amax), mean)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .environment import describe_environment
 from .json_documents import command_document
 from .output import fields_table, table
-from .text import error_size, similarity
+from .text import describe_transform, error_size, similarity
 
 if TYPE_CHECKING:
     from sdsa_kernels.score_cache import PieceScorer
@@ -76,6 +76,10 @@ def _cache_fields(cache: CacheFile) -> dict[str, Any]:
         "values": cache.header.values,
         "layout": cache.header.layout,
         "scale_order": cache.header.scale_order,
+        "rule": cache.header.metadata()["rule"],
+        "rotate": cache.header.rotate,
+        "gain": cache.header.gain,
+        "center": cache.header.center,
         "source": cache.header.source,
         "requests": cache.context_lengths.shape[0],
         "keys": int(cache.context_lengths.sum()),
@@ -180,6 +184,8 @@ def _summary_fields(report: ScoreReport) -> Mapping[str, str]:
         f"{_count(task.groups, 'group')}, up to {_count(task.max_context, 'key')} each",
         "scores": f"{scorer.whole_bytes:,} bytes, by {scorer.backend} on {task.device}{pieces}",
     }
+    if report.cache.header.is_transformed:
+        fields["transform"] = describe_transform(report.cache.header)
     left_out = _rows_left_out(report)
     if left_out:
         fields["left out"] = left_out

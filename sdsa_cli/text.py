@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sdsa_quant.cache_header import CacheHeader
 
 _LISTED_LENGTHS = 8
 
@@ -44,3 +48,13 @@ def similarity(value: float | None) -> str:
 def error_size(value: float | None) -> str:
     """Four significant digits, ``-`` where it is undefined."""
     return "-" if value is None else f"{value:.4g}"
+
+
+def describe_transform(header: CacheHeader) -> str:
+    """What was done to a cache's keys: ``mean key subtracted, hadamard, gain 128``, or ``none``."""
+    parts = [
+        "mean key subtracted" if header.center != "none" else "",
+        header.rotate if header.rotate != "none" else "",
+        f"gain {header.gain:g}" if header.gain != 1 else "",
+    ]
+    return ", ".join(part for part in parts if part) or "none"

@@ -433,7 +433,7 @@ def test_queries_that_are_none(files: Files, tensor: torch.Tensor, message: str)
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("version", "2"),
+        ("version", "3"),
         ("nibble_order", "high-first"),
         ("layout", "planar"),
         ("scale_order", "tiled"),

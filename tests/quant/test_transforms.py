@@ -15,8 +15,9 @@ from sdsa_quant.nvfp4 import quantize_nvfp4
 from sdsa_quant.transforms import (
     KeyMean,
     KeyTransform,
+    TransformChoice,
     automatic_gain,
-    fit_transform,
+    fit_transforms,
     hadamard,
     parse_gain,
 )
@@ -128,7 +129,7 @@ def test_automatic_gain_takes_small_keys_out_of_the_subnormal_scales(
     keys = (torch.randn(100, 128, generator=generator) * 0.004).bfloat16()
     plain = quantize_nvfp4(keys)[1].view(torch.uint8)
     assert (plain < 8).float().mean() > 0.9
-    transform = fit_transform(iter((keys[:30], keys[30:])), rotate="none", gain=None, mean=None)
+    (transform,) = fit_transforms(lambda: (keys[:30], keys[30:]), [TransformChoice(gain="auto")])
     gained = quantize_nvfp4(transform.apply_keys(keys))[1].view(torch.uint8)
     assert (gained >= 8).all()
     assert (gained <= 0x7E).all()
@@ -137,13 +138,19 @@ def test_automatic_gain_takes_small_keys_out_of_the_subnormal_scales(
 def test_the_automatic_gain_is_that_of_the_transformed_keys() -> None:
     # One-hot keys of 2048: rotated, their magnitudes are 2048 / sqrt(128) = 181.
     keys = torch.eye(128) * 2048
-    assert fit_transform((keys,), rotate="none", gain=None, mean=None).gain == 0.5
-    assert fit_transform((keys,), rotate="hadamard", gain=None, mean=None).gain == 8
-    mean = torch.zeros(128)
-    mean[0] = 1024
-    centered = fit_transform((keys[:1],), rotate="none", gain=None, mean=mean)
-    assert centered.gain == 1
-    assert fit_transform((), rotate="none", gain=0.5, mean=None).gain == 0.5
+    plain, rotated = fit_transforms(
+        lambda: iter(keys), [TransformChoice(gain="auto"), TransformChoice("hadamard", "auto")]
+    )
+    assert (plain.gain, rotated.gain) == (0.5, 8)
+    # The mean key of two is their middle, and 1024 from each.
+    two = torch.zeros(2, 128)
+    two[0, 0] = 2048
+    choices = [TransformChoice("none", gain, "channel") for gain in ("auto", "2^-1")]
+    centered, fixed = fit_transforms(lambda: (two[:1], two[1:]), choices)
+    assert (centered.gain, fixed.gain) == (1, 0.5)
+    assert centered.mean is not None
+    assert centered.mean[0] == 1024
+    assert fit_transforms(lambda: (), [TransformChoice(gain="auto")])[0].gain == 1
 
 
 @pytest.mark.parametrize(
