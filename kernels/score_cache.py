@@ -14,14 +14,17 @@ import torch
 
 from sdsa_quant.errors import InputError, UnsupportedError
 from sdsa_quant.layout import MAX_ROWS
-from sdsa_quant.nvfp4 import quantize_nvfp4
+from sdsa_quant.nvfp4 import AMAX_OVER_6, quantize_nvfp4
 from sdsa_quant.paging import BF16, NVFP4, PagedKeys
+from sdsa_quant.transforms import KeyTransform
 
 from .backends import choose_backend
 from .checks import check_scores_call
 from .memory import available_bytes
 from .scores import indexer_scores
 from .traffic import Traffic, score_traffic
+
+PLAIN = KeyTransform()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class ScoreTask:
     requests: torch.Tensor  # int32 [groups]
     group_lengths: tuple[int, ...]  # context_lengths, known to the host
     group_requests: tuple[int, ...]  # requests, known to the host
+    gain: float  # that the stored keys were multiplied by
+    score_shifts: torch.Tensor | None  # float32 [rows], what centering took from scores
     backend: str
 
     @property
@@ -82,6 +87,17 @@ class ScoreTask:
         """Score groups ``first`` to ``stop`` into float32 ``[their rows, max_context]``."""
         indexer_scores(**self._call(first, stop, scores), backend=self.backend)
 
+    def restore_scores(self, first: int, stop: int, scores: torch.Tensor) -> None:
+        """Bring scores of groups ``first`` to ``stop`` back to what plain keys would have.
+
+        Gain and shift are the same for every key of a row, so that a ranking does not need them.
+        """
+        if self.gain != 1.0:
+            scores.div_(self.gain)  # exact, a power of two
+        if self.score_shifts is not None:
+            rows = slice(first * self.rows_per_group, stop * self.rows_per_group)
+            scores.add_(self.score_shifts[rows, None])
+
     def chosen_backend(self, scores: torch.Tensor) -> str:
         """Name of the backend that serves groups scored into such a buffer.
 
@@ -115,6 +131,8 @@ def plan_scores(
     requests: Sequence[int],
     *,
     query_format: str,
+    transform: KeyTransform = PLAIN,
+    rule: str = AMAX_OVER_6,
     device: torch.device | str = "cpu",
     backend: str = "auto",
 ) -> ScoreTask:
@@ -130,6 +148,10 @@ def plan_scores(
         Request of each group; ``rows / groups`` is 1 to 8.
     query_format : str
         ``"bf16"`` or ``"nvfp4"``; NVFP4 query rows go with NVFP4 keys only.
+    transform : KeyTransform
+        What was done to the cache's keys: rows are rotated alike, scores restored.
+    rule : str
+        How the scales of NVFP4 query rows are chosen.
     device, backend : str
         Where to score, and with what.
 
@@ -157,9 +179,13 @@ def plan_scores(
         row = int((~query.isfinite()).any(dim=1).nonzero()[0])
         raise InputError(f"query rows must be finite, row {row} is not")
     unquantized = query.to(device)
-    scored, query_scales = unquantized, None
+    transform = transform.to(device)
+    transformed, query_scales = transform.apply_query(unquantized), None
     if query_format == NVFP4:
-        scored, query_scales = quantize_nvfp4(unquantized)
+        scored, query_scales = quantize_nvfp4(transformed, rule=rule)
+    else:
+        scored = transformed.to(torch.bfloat16)
+    centered = transform.mean is not None
     requests_tensor = torch.tensor(requests, dtype=torch.int32)
     context_lengths = paged.context_lengths.cpu()[requests_tensor.long()]
     return ScoreTask(
@@ -171,6 +197,8 @@ def plan_scores(
         requests=requests_tensor.to(device),
         group_lengths=tuple(context_lengths.tolist()),
         group_requests=tuple(requests),
+        gain=transform.gain,
+        score_shifts=transform.score_shifts(unquantized).float() if centered else None,
         backend=backend,
     )
 
@@ -221,6 +249,7 @@ class PieceScorer:
         for first, stop in self._bounds():
             scores = self._scores_of(first, stop).fill_(-torch.inf)
             self.task.score_groups(first, stop, scores)
+            self.task.restore_scores(first, stop, scores)
             yield first * self.task.rows_per_group, scores
 
     def run(self) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sdsa_quant import e2m1
+from sdsa_quant import e2m1, e4m3
 from sdsa_quant.layout import BLOCK, DIM, PAGE, SCALES_PER_KEY
 from sdsa_quant.nvfp4 import dequantize_nvfp4
 
@@ -34,9 +34,6 @@ from .checks import NVFP4, ScoreProblem
 _CPU_PAGES_PER_THREAD = 64
 _CPU_MAX_PAGES = 1024
 _CUDA_PAGES = 4096
-
-_E4M3_NAN = 0x7F  # magnitude bits
-_E4M3_AS_FLOAT16_UNIT = 256.0  # E4M3 bits, shifted into a float16, are its value times 2^-8
 
 
 def reason_unsupported(problem: ScoreProblem) -> str | None:
@@ -102,23 +99,10 @@ class _KeyDecoder:
         else:
             unpacked = e2m1.unpack_float16(stored, workspace=self._unpacked)
             keys.view(pages.shape[0], -1).copy_(unpacked)
-            factors = _decode_scales(self._scales.index_select(0, pages))
+            scales = self._scales.index_select(0, pages)
+            factors = e4m3.decode(scales, unit=e2m1.UNPACKED_UNIT)
             keys.view(-1, SCALES_PER_KEY, BLOCK).mul_(factors.view(-1, SCALES_PER_KEY, 1))
         return keys.view(-1, PAGE, DIM)
-
-
-def _decode_scales(scale_bytes: torch.Tensor) -> torch.Tensor:
-    """float32 of E4M3 bytes, times the unit in which `e2m1.unpack_float16` counts.
-
-    Five times as fast as torch's own E4M3 cast on a CPU. E4M3's exponent and mantissa, shifted
-    into a float16's, are the value times 2^-8, subnormals included; only NaN has to be put back.
-    """
-    bits = scale_bytes.view(torch.int8).to(torch.int16)
-    is_nan = (bits & _E4M3_NAN) == _E4M3_NAN
-    # Sign-extended and shifted by 7, bits 15 and 14 are both the sign: clear the latter.
-    halves = (bits << 7).bitwise_and_(~0x4000).view(torch.float16)
-    values = halves.float().mul_(_E4M3_AS_FLOAT16_UNIT * e2m1.UNPACKED_UNIT)
-    return values.masked_fill_(is_nan, float("nan"))
 
 
 def _grouped_query(problem: ScoreProblem) -> torch.Tensor:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .accuracy import Accuracy, summarize_accuracy
-    from .cache_file import CacheFile, CacheHeader, CacheWriter, open_cache, validate_cache
+    from .cache_file import CacheFile, CacheWriter, open_cache, validate_cache
+    from .cache_header import CacheHeader
     from .metrics import RowAccuracy, row_accuracy
     from .nvfp4 import dequantize_nvfp4, quantize_nvfp4
     from .paging import PagedKeys, gather_keys, page_views
@@ -45,7 +46,7 @@ __all__ = [
 _MODULES = {
     "Accuracy": "accuracy",
     "CacheFile": "cache_file",
-    "CacheHeader": "cache_file",
+    "CacheHeader": "cache_header",
     "CacheWriter": "cache_file",
     "PagedKeys": "paging",
     "RowAccuracy": "metrics",

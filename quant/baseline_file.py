@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .baseline import KeyReader
-from .cache_file import FORMAT as CACHE_FORMAT
 from .cache_file import CacheFile, open_cache, validate_cache
+from .cache_header import FORMAT as CACHE_FORMAT
 from .errors import InputError
 from .key_selection import CapturedKeys, select_keys
 from .paging import BF16, gather_keys
@@ -74,6 +74,11 @@ def _cache_baseline(path: Path, cache: CacheFile) -> Baseline:
         raise InputError(
             f"{path}: the baseline must be unquantized keys or a bf16 cache, "
             f"it is a cache of {other.header.values} keys"
+        )
+    if other.header.is_transformed:
+        raise InputError(
+            f"{path}: the baseline must be the keys as they were captured, it is a cache of "
+            f"transformed keys (header fields rotate, gain, center)"
         )
     validate_cache(other)
     lengths, wanted = other.context_lengths.tolist(), cache.context_lengths.tolist()

@@ -2,7 +2,8 @@
 
 Tensors: ``pages`` uint8 ``[pages, record]`` (interleaved), or ``keys`` and, for NVFP4, ``scales``
 (separate: ``[pages, 64, 8]`` linear, or one-dimensional in the 128x4 order); ``block_table`` int32
-``[requests, blocks]`` with -1 in unused entries; ``context_lengths`` int32 ``[requests]``. The
+``[requests, blocks]`` with -1 in unused entries; ``context_lengths`` int32 ``[requests]``;
+``key_mean`` float32 ``[128]`` where it was subtracted from the keys. The
 header's metadata says how to read them. Any safetensors reader opens such a file; the writer here
 exists because the library's own needs the whole file in memory.
 """
@@ -18,6 +19,7 @@ import safetensors
 import torch
 
 from .atomic_file import AtomicFile
+from .cache_header import INTERLEAVED, CacheHeader
 from .errors import CacheFormatError, CheckFailedError, InputError
 from .layout import (
     CODE_PAGE_BYTES,
@@ -28,102 +30,21 @@ from .layout import (
     SCALE_PAGE_BYTES,
     SCALES_PER_KEY,
 )
-from .paging import BF16, NVFP4, VALUES, PagedKeys, page_views, record_bytes
+from .paging import BF16, NVFP4, PagedKeys, page_views, record_bytes
 from .safetensors_writer import HeaderEntry, header_bytes, write_tensor
 from .scale_order import (
     LINEAR,
-    SCALE_ORDERS,
     TILE_ROWS,
     TILED,
     linear_from_128x4,
     linear_to_128x4,
     tiled_bytes,
 )
-
-FORMAT = "sdsa-cache"
-VERSION = "1"
-NIBBLE_ORDER = "low-first"
-RULES = {NVFP4: "amax/6", BF16: "none"}
-
-INTERLEAVED = "interleaved"
-SEPARATE = "separate"
-LAYOUTS = (INTERLEAVED, SEPARATE)
+from .transforms import CHANNEL, NONE, KeyTransform
 
 _TILE_BYTES = TILE_ROWS * SCALES_PER_KEY  # scales of two pages in the 128x4 order
 _VALIDATED_PAGES = 4096  # pages whose scales are looked at in one go
 _INT32_MAX = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class CacheHeader:
-    """How a cache stores its keys."""
-
-    values: str  # "nvfp4" or "bf16"
-    layout: str = INTERLEAVED  # or "separate"
-    scale_order: str = LINEAR  # or "128x4", with NVFP4 in the separate layout
-    source: str = ""  # name of the file that the keys came from
-
-    def __post_init__(self) -> None:
-        _require_choice("values", self.values, VALUES)
-        _require_choice("layout", self.layout, LAYOUTS)
-        _require_choice("scale_order", self.scale_order, SCALE_ORDERS)
-        if self.scale_order == TILED and (self.layout != SEPARATE or self.values != NVFP4):
-            raise InputError(
-                f"scale_order 128x4 goes with layout separate and values nvfp4, "
-                f"got layout {self.layout} and values {self.values}"
-            )
-
-    def metadata(self) -> dict[str, str]:
-        """The header's metadata, strings only as safetensors wants them."""
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "values": self.values,
-            "layout": self.layout,
-            "scale_order": self.scale_order,
-            "nibble_order": NIBBLE_ORDER,
-            "page_size": str(PAGE),
-            "dim": str(DIM),
-            "rule": RULES[self.values],
-            "source": self.source,
-        }
-
-    @classmethod
-    def from_metadata(cls, metadata: dict[str, str]) -> CacheHeader:
-        """Read a header back.
-
-        Raises
-        ------
-        ValueError
-            A field is missing or has a value that this version does not know; it is named.
-        """
-        _require_field(metadata, "format", (FORMAT,))
-        _require_field(metadata, "version", (VERSION,))
-        values = _require_field(metadata, "values", VALUES)
-        _require_field(metadata, "nibble_order", (NIBBLE_ORDER,))
-        _require_field(metadata, "page_size", (str(PAGE),))
-        _require_field(metadata, "dim", (str(DIM),))
-        _require_field(metadata, "rule", (RULES[values],))
-        return cls(
-            values=values,
-            layout=_require_field(metadata, "layout", LAYOUTS),
-            scale_order=_require_field(metadata, "scale_order", SCALE_ORDERS),
-            source=metadata.get("source", ""),
-        )
-
-
-def _require_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
-def _require_field(metadata: dict[str, str], name: str, choices: Sequence[str]) -> str:
-    value = metadata.get(name)
-    if value is None:
-        raise InputError(f"header field {name} is missing, it must be {' or '.join(choices)}")
-    if value not in choices:
-        raise InputError(f"header field {name} must be {' or '.join(choices)}, got {value!r}")
-    return value
 
 
 def _stored_tensors(
@@ -148,6 +69,8 @@ def _stored_tensors(
             )
     tensors["block_table"] = HeaderEntry("I32", (requests, blocks), requests * blocks * 4)
     tensors["context_lengths"] = HeaderEntry("I32", (requests,), requests * 4)
+    if header.center == CHANNEL:
+        tensors["key_mean"] = HeaderEntry("F32", (DIM,), DIM * 4)
     return tensors
 
 
@@ -178,12 +101,14 @@ class CacheWriter:
         Keys of each request. Pages are numbered request after request.
     force : bool
         Whether to replace an existing file.
+    key_mean : torch.Tensor, optional
+        float32 ``[128]``, with a header whose center is ``"channel"``: what was subtracted.
 
     Raises
     ------
     ValueError
-        The file exists and `force` is false, its folder cannot be written, or a length is negative
-        or too large for int32.
+        The file exists and `force` is false, its folder cannot be written, a length is negative or
+        too large for int32, or `key_mean` does not go with the header.
     """
 
     def __init__(
@@ -193,7 +118,10 @@ class CacheWriter:
         context_lengths: Sequence[int],
         *,
         force: bool = False,
+        key_mean: torch.Tensor | None = None,
     ) -> None:
+        if (key_mean is None) != (header.center == NONE):
+            raise InputError("key_mean must be given with center channel, and only with it")
         for request, length in enumerate(context_lengths):
             if not 0 <= length <= _INT32_MAX:
                 raise InputError(
@@ -211,6 +139,8 @@ class CacheWriter:
         self._write_tensor(self._offsets["block_table"], table)
         lengths = torch.tensor(context_lengths, dtype=torch.int32)
         self._write_tensor(self._offsets["context_lengths"], lengths)
+        if key_mean is not None:
+            self._write_tensor(self._offsets["key_mean"], key_mean.float().cpu())
 
     def write_pages(
         self, first_page: int, key_cache: torch.Tensor, key_scales: torch.Tensor | None
@@ -316,6 +246,7 @@ class CacheFile:
     file_bytes: int
     block_table: torch.Tensor  # int32 [requests, blocks]
     context_lengths: torch.Tensor  # int32 [requests]
+    transform: KeyTransform  # what was done to the keys before they were stored
     _tensors: dict[str, torch.Tensor]
 
     @property
@@ -385,9 +316,10 @@ def open_cache(path: str | Path) -> CacheFile:
             tensors[name] = file.get_tensor(name)
     block_table = tensors.pop("block_table")
     context_lengths = tensors.pop("context_lengths")
+    transform = KeyTransform(header.rotate, header.gain, tensors.pop("key_mean", None))
     pages = next(iter(wanted.values())).shape[0]
     return CacheFile(
-        path, header, pages, path.stat().st_size, block_table, context_lengths, tensors
+        path, header, pages, path.stat().st_size, block_table, context_lengths, transform, tensors
     )
 
 
@@ -434,7 +366,7 @@ def validate_cache(cache: CacheFile) -> None:
     ------
     CheckFailedError
         A length is negative or needs more blocks than the table has, a used table entry is no page
-        of the cache, or a scale byte is NaN.
+        of the cache, the mean key is not finite, or a scale byte is NaN.
     """
     lengths = cache.context_lengths.long()
     table = cache.block_table.long()
@@ -455,6 +387,9 @@ def validate_cache(cache: CacheFile) -> None:
             f"{cache.path}: block_table[{request}, {block}] must be a page, 0 to "
             f"{cache.pages - 1}, got {int(table[request, block])}"
         )
+    mean = cache.transform.mean
+    if mean is not None and not bool(mean.isfinite().all()):
+        raise CheckFailedError(f"{cache.path}: key_mean must be finite, it is not")
     scales = cache.paged_keys().key_scales
     if scales is None:
         return

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .cache_file import FORMAT as CACHE_FORMAT
+from .cache_header import FORMAT as CACHE_FORMAT
 from .errors import DtypeError, InputError
 from .layout import DIM
 from .tensor_source import StoredTensor, TensorSource

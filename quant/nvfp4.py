@@ -4,18 +4,29 @@ Per block ``x``: ``amax = max |x|``; ``scale = e4m3(amax / 6)``; ``inverse = 1 /
 the scale is 0; ``code = e2m1(x * inverse)``. Every step is float32, rounds to nearest even and
 saturates. The scale is stored and multiplies on decode. The bits are those of
 ``flashinfer.sdsa``'s writer and of the golden vectors in ``fixtures/``.
+
+That is the rule ``amax/6``. The rule ``4over6`` encodes each block twice, with ``e4m3(amax / 6)``
+and with ``e4m3(amax / 4)``, and keeps the one whose decoded values have the smaller squared error,
+the former where both are equal. Scaled to 4, a block leaves code 6 unused, but has a level at 3/4
+of its largest magnitude, in the widest gap of one scaled to 6 ("Four Over Six", Cook et al., 2025).
+Bytes and decoding are the same.
 """
 
 from __future__ import annotations
 
 import torch
 
-from . import e2m1
+from . import e2m1, e4m3
 from .errors import DtypeError, InputError
 from .layout import BLOCK, E2M1_MAX, E4M3_MAX
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NONFINITE_CHOICES = ("error", "saturate")
+
+AMAX_OVER_6 = "amax/6"
+FOUR_OVER_SIX = "4over6"
+RULES = (AMAX_OVER_6, FOUR_OVER_SIX)
+_SMALLER_CODE = 4.0  # what 4over6 may scale a block's largest magnitude to
 
 # Values per pass: a few MB of temporaries, so that on a CPU they stay in its caches while each
 # operation still has enough work for every thread.
@@ -38,8 +49,27 @@ def values_per_pass(device: torch.device) -> int:
     return _CUDA_VALUES_PER_PASS
 
 
+def require_block_values(values: torch.Tensor, block: int) -> None:
+    """Refuse what cannot be cut into blocks of `block` floating-point values along the last axis.
+
+    Raises
+    ------
+    TypeError
+        `values` is not bfloat16, float16 or float32.
+    ValueError
+        The last dimension is no multiple of `block`.
+    """
+    if values.dtype not in FLOAT_DTYPES:
+        raise DtypeError(f"values must be bfloat16, float16 or float32, got {values.dtype}")
+    if values.dim() == 0 or values.shape[-1] % block:
+        raise InputError(
+            f"values must have a last dimension that is a multiple of {block}, "
+            f"got {list(values.shape)}"
+        )
+
+
 def quantize_nvfp4(
-    values: torch.Tensor, *, nonfinite: str = "error"
+    values: torch.Tensor, *, nonfinite: str = "error", rule: str = AMAX_OVER_6
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``codes, scales`` of `values`, bit for bit as the module's docstring says.
 
@@ -50,6 +80,8 @@ def quantize_nvfp4(
     nonfinite : str
         ``"error"`` refuses NaN and infinities. ``"saturate"`` does what the hardware does: NaN does
         not count towards ``amax`` and gets code +6, an infinity saturates scale and code.
+    rule : str
+        ``"amax/6"`` or ``"4over6"``: how a block's scale is chosen.
 
     Returns
     -------
@@ -63,18 +95,15 @@ def quantize_nvfp4(
     TypeError
         `values` has another dtype.
     ValueError
-        ``n`` is no multiple of 16, `nonfinite` is unknown, or `values` are not finite and
-        `nonfinite` is ``"error"``.
+        ``n`` is no multiple of 16, `nonfinite` or `rule` is unknown, or `values` are not finite
+        and `nonfinite` is ``"error"``.
     """
-    if values.dtype not in FLOAT_DTYPES:
-        raise DtypeError(f"values must be bfloat16, float16 or float32, got {values.dtype}")
-    if values.dim() == 0 or values.shape[-1] % BLOCK:
-        raise InputError(
-            f"values must have a last dimension that is a multiple of {BLOCK}, "
-            f"got {list(values.shape)}"
-        )
+    require_block_values(values, BLOCK)
     if nonfinite not in NONFINITE_CHOICES:
         raise InputError(f"nonfinite must be one of {NONFINITE_CHOICES}, got {nonfinite!r}")
+    if rule not in RULES:
+        raise InputError(f"rule must be one of {RULES}, got {rule!r}")
+    quantize_pass = _quantize_blocks if rule == AMAX_OVER_6 else _quantize_blocks_twice
     *outer, last = values.shape
     codes = torch.empty((*outer, last // 2), dtype=torch.uint8, device=values.device)
     scales = torch.empty((*outer, last // BLOCK), dtype=torch.float8_e4m3fn, device=values.device)
@@ -85,7 +114,7 @@ def quantize_nvfp4(
     workspace = torch.empty(3 * step * BLOCK, dtype=torch.int32, device=values.device)
     for start in range(0, blocks.shape[0], max(step, 1)):
         part = slice(start, start + step)
-        _quantize_blocks(blocks[part], nonfinite, workspace, code_rows[part], scale_rows[part])
+        quantize_pass(blocks[part], nonfinite, workspace, code_rows[part], scale_rows[part])
     return codes, scales
 
 
@@ -95,10 +124,12 @@ def _quantize_blocks(
     workspace: torch.Tensor,
     codes: torch.Tensor,
     scales: torch.Tensor,
+    largest_code: float = E2M1_MAX,
 ) -> None:
     """`quantize_nvfp4` of ``[blocks, 16]`` in one pass, into `codes` and `scales`.
 
-    `workspace` is int32 with 3 elements for each value.
+    `workspace` is int32 with 3 elements for each value. `largest_code` is what a block's largest
+    magnitude is scaled to.
     """
     integer, magnitude_mask, infinity = _BITS[blocks.dtype]
     count = blocks.numel()
@@ -115,7 +146,7 @@ def _quantize_blocks(
             )
         nan = blocks.isnan()
         amax = magnitudes.masked_fill_(nan, 0).amax(-1)
-    scales.copy_(e4m3_scales(amax.view(blocks.dtype).float()))
+    scales.copy_(e4m3_scales(amax.view(blocks.dtype).float(), largest_code))
     decoded = scales.float()
     inverse = decoded.reciprocal().masked_fill_(decoded == 0, 0.0)
     scaled.copy_(blocks).mul_(inverse.unsqueeze(-1))
@@ -124,12 +155,48 @@ def _quantize_blocks(
     e2m1.pack_in_place(e2m1.encode_in_place(scaled, rest), codes)
 
 
-def e4m3_scales(amax: torch.Tensor) -> torch.Tensor:
-    """``e4m3(amax / 6)``, saturating at 448: float32 in, float8_e4m3fn of the same shape out."""
+def _quantize_blocks_twice(
+    blocks: torch.Tensor,
+    nonfinite: str,
+    workspace: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+) -> None:
+    """`_quantize_blocks` by the rule ``4over6``."""
+    _quantize_blocks(blocks, nonfinite, workspace, codes, scales)
+    other_codes, other_scales = torch.empty_like(codes), torch.empty_like(scales)
+    _quantize_blocks(blocks, nonfinite, workspace, other_codes, other_scales, _SMALLER_CODE)
+    values = blocks.float()
+    better = _squared_errors(values, other_codes, other_scales) < _squared_errors(
+        values, codes, scales
+    )
+    codes.copy_(torch.where(better.unsqueeze(-1), other_codes, codes))
+    scale_bytes = scales.view(torch.uint8)
+    scale_bytes.copy_(torch.where(better, other_scales.view(torch.uint8), scale_bytes))
+
+
+def _squared_errors(
+    values: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor:
+    """float32 ``[blocks]`` squared errors of float32 ``[blocks, 16]``, added as a fixed tree.
+
+    The order of the additions is spelled out so that every device chooses the same scale.
+    """
+    factors = e4m3.decode(scales, unit=e2m1.UNPACKED_UNIT)
+    squares = e2m1.unpack_float16(codes).float().mul_(factors.unsqueeze(-1))
+    squares.sub_(values).square_()
+    while squares.shape[-1] > 1:
+        half = squares.shape[-1] // 2
+        squares = squares[..., :half] + squares[..., half:]
+    return squares.squeeze(-1)
+
+
+def e4m3_scales(amax: torch.Tensor, largest_code: float = E2M1_MAX) -> torch.Tensor:
+    """``e4m3(amax / largest_code)``, saturating at 448: float32 in, float8_e4m3fn out."""
     # A tensor divisor: CUDA turns division by a Python number into a reciprocal multiplication.
-    six = torch.full_like(amax, E2M1_MAX)
+    divisor = torch.full_like(amax, largest_code)
     # Clamped before the cast, which gives NaN above 464 on some devices instead of saturating.
-    return (amax / six).clamp_(max=E4M3_MAX).to(torch.float8_e4m3fn)
+    return (amax / divisor).clamp_(max=E4M3_MAX).to(torch.float8_e4m3fn)
 
 
 def dequantize_nvfp4(

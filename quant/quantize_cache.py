@@ -1,7 +1,8 @@
 """Captured keys to a cache file, a few pages at a time.
 
-A chunk of keys at a time is read from the mapped file, converted, counted, laid out in pages and
-written, so memory does not grow with the number of keys. The end of a request's last page is zeros.
+A chunk of keys at a time is read from the mapped file, transformed, converted, counted, laid out in
+pages and written, so memory does not grow with the number of keys. The end of a request's last page
+is zeros.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from pathlib import Path
 import torch
 
 from .block_statistics import BlockStatistics
-from .cache_file import CacheHeader, CacheWriter, open_cache
+from .cache_file import CacheWriter, open_cache
+from .cache_header import CacheHeader
 from .errors import InputError
 from .key_selection import CapturedKeys
 from .layout import BF16_RECORD_BYTES, PAGE
 from .nvfp4 import quantize_nvfp4
 from .paging import NVFP4
+from .transforms import TransformChoice, fit_transforms
 
 # 4 MB of BF16 keys on a CPU, to stay near its caches; a GPU needs more work for each launch.
 _CPU_PAGES_PER_CHUNK = 256
 _CUDA_PAGES_PER_CHUNK = 4096
+PLAIN = TransformChoice()
 _BF16_MAX = torch.finfo(torch.bfloat16).max
 
 
@@ -69,6 +73,7 @@ def quantize_cache(
     header: CacheHeader,
     *,
     device: torch.device | str = "cpu",
+    transform: TransformChoice = PLAIN,
     nonfinite: str = "error",
     force: bool = False,
     advance: Callable[[int], None] | None = None,
@@ -82,9 +87,12 @@ def quantize_cache(
     path : str or Path
         The cache file; it appears whole or not at all.
     header : CacheHeader
-        Values, layout and scale order of the cache.
+        Values, layout, scale order and rule of the cache. What it says of a transform is replaced
+        by `transform`, whose mean key and automatic gain are found here.
     device : torch.device or str
         Where to convert.
+    transform : TransformChoice
+        What to do to the keys before they are stored.
     nonfinite : str
         ``"error"`` refuses NaN and infinities. ``"saturate"`` converts them as `quantize_nvfp4`
         does for NVFP4; for BF16 an infinity becomes the largest finite value and NaN becomes 0.
@@ -96,20 +104,32 @@ def quantize_cache(
     Raises
     ------
     ValueError
-        A key is not finite and `nonfinite` is ``"error"``, or the file cannot be written.
+        A key is not finite and `nonfinite` is ``"error"``, a transform is to be made with another
+        `nonfinite`, or the file cannot be written.
     """
+    if transform != PLAIN and nonfinite != "error":
+        raise InputError(
+            f"keys must be finite to be transformed ({transform.label}), so that nonfinite must be "
+            f"error, got {nonfinite}"
+        )
     device = torch.device(device)
     chunk_pages = _CUDA_PAGES_PER_CHUNK if device.type == "cuda" else _CPU_PAGES_PER_CHUNK
-    convert = _to_nvfp4 if header.values == NVFP4 else _to_bf16
+    (fitted,) = fit_transforms(lambda: _finite_keys(keys, chunk_pages, device), [transform])
+    header = header.with_transform(fitted)
     rows = keys.rows()
     statistics = BlockStatistics()
-    with CacheWriter(path, header, keys.context_lengths, force=force) as writer:
+    with CacheWriter(
+        path, header, keys.context_lengths, force=force, key_mean=fitted.mean
+    ) as writer:
         for chunk in _chunks(keys.context_lengths, chunk_pages):
-            values = _chunk_rows(rows, keys.starts, chunk).to(device)
+            captured = _chunk_rows(rows, keys.starts, chunk).to(device)
+            values = fitted.apply_keys(captured)
             try:
-                codes, scales = convert(values, nonfinite, statistics)
+                codes, scales = _convert(values, header, nonfinite, statistics)
             except InputError:
-                reason = _describe_nonfinite(keys, chunk, values, header.values)
+                # A rotation spreads one value over its key: look for it in what was captured.
+                culprits = values if bool(captured.isfinite().all()) else captured
+                reason = _describe_nonfinite(keys, chunk, culprits, header.values)
                 raise InputError(reason) from None
             paged_scales = None if scales is None else _in_pages(scales, chunk)
             writer.write_pages(chunk[0].page, _in_pages(codes, chunk), paged_scales)
@@ -153,11 +173,31 @@ def _chunk_rows(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def _finite_keys(
+    keys: CapturedKeys, chunk_pages: int, device: torch.device
+) -> Iterator[torch.Tensor]:
+    """The keys a chunk at a time, for a transform that depends on all of them."""
+    for chunk in _chunks(keys.context_lengths, chunk_pages):
+        values = _chunk_rows(keys.rows(), keys.starts, chunk).to(device)
+        if not bool(values.isfinite().all()):
+            raise InputError(_describe_nonfinite(keys, chunk, values, NVFP4))
+        yield values
+
+
+def _convert(
+    values: torch.Tensor, header: CacheHeader, nonfinite: str, statistics: BlockStatistics
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What the cache stores of ``[n, 128]`` keys: codes and scale bytes, or BF16 and None."""
+    if header.values == NVFP4:
+        return _to_nvfp4(values, header.rule, nonfinite, statistics)
+    return _to_bf16(values, nonfinite, statistics)
+
+
 def _to_nvfp4(
-    values: torch.Tensor, nonfinite: str, statistics: BlockStatistics
+    values: torch.Tensor, rule: str, nonfinite: str, statistics: BlockStatistics
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Codes and scale bytes of ``[n, 128]`` keys."""
-    codes, scales = quantize_nvfp4(values, nonfinite=nonfinite)
+    codes, scales = quantize_nvfp4(values, nonfinite=nonfinite, rule=rule)
     statistics.add_nvfp4(values, codes, scales)
     return codes, scales.view(torch.uint8)
 

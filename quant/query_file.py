@@ -60,7 +60,7 @@ def read_queries(path: str | Path, name: str | None = None) -> Queries:
             f"[groups, rows_per_group, {DIM}], got {list(tensor.shape)}"
         )
     values = source.read(tensor.name).reshape(-1, DIM).to(torch.bfloat16)
-    return Queries(source, tensor, values.clone(), _rows_per_group(source, tensor))
+    return Queries(source, tensor, values.clone(), stated_rows_per_group(source, tensor))
 
 
 def _default_queries(source: TensorSource) -> StoredTensor:
@@ -76,7 +76,14 @@ def _default_queries(source: TensorSource) -> StoredTensor:
     )
 
 
-def _rows_per_group(source: TensorSource, tensor: StoredTensor) -> int | None:
+def stated_rows_per_group(source: TensorSource, tensor: StoredTensor) -> int | None:
+    """Rows of a group by the tensor's shape, or by the file's metadata; None where neither says.
+
+    Raises
+    ------
+    ValueError
+        The metadata's number is not 1 to 8.
+    """
     if len(tensor.shape) == 3:
         return tensor.shape[1]
     text = source.metadata.get(_ROWS_PER_GROUP)
@@ -87,6 +94,22 @@ def _rows_per_group(source: TensorSource, tensor: StoredTensor) -> int | None:
             f"{tensor.path}: header field {_ROWS_PER_GROUP} must be 1 to {MAX_ROWS}, got {text!r}"
         )
     return int(text)
+
+
+def spread_groups(groups: int, requests: int) -> list[int]:
+    """The first few groups see request 0, as many after them request 1, and so on.
+
+    Raises
+    ------
+    ValueError
+        There are no requests, or the groups are no multiple of them.
+    """
+    if requests == 0 or groups % requests:
+        raise InputError(
+            f"{groups} groups cannot be spread evenly over the {requests} requests of the keys; "
+            f"say with --requests which request each group belongs to"
+        )
+    return [group * requests // groups for group in range(groups)]
 
 
 def read_requests(queries: Queries, name: str) -> list[int]:

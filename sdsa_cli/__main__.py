@@ -10,11 +10,13 @@ from types import FrameType
 
 from .app import app
 
+# torch says so at import; nothing here uses NumPy, so it would only alarm. At module level, because
+# worker processes import this module before they load torch.
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+
 
 def main() -> None:
     """Run the command line of this process; ends it with the command's exit code."""
-    # torch says so at import; nothing here uses NumPy, so it would only alarm.
-    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     # Read when torch loads its OpenMP: threads that wait sleep. By default they spin, and on a
     # machine that is busy with other work too, every operation then waits for a time slice: 18 s
     # instead of 4.5 s for 2,000,000 keys on 2 busy cores.

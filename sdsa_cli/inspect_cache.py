@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .json_documents import command_document
 from .output import Output, fields_table, heading, table
-from .text import byte_count, describe_lengths
+from .text import byte_count, describe_lengths, describe_transform
 
 if TYPE_CHECKING:
     import torch
@@ -64,13 +64,17 @@ def _cache_record(cache: CacheFile) -> dict[str, Any]:
 
 
 def _cache_report(path: str, record: dict[str, Any], valid: bool) -> list[Any]:
+    from sdsa_quant.cache_header import CacheHeader
+
     header, ratio = record["header"], record["ratio_to_bf16"]
+    transform = describe_transform(CacheHeader.from_metadata(header))
     nvfp4 = header["values"] == "nvfp4"
     smaller = f", {ratio:.2f}x smaller than BF16" if nvfp4 and ratio is not None else ""
     fields = {
         "values": header["values"],
         "layout": header["layout"],
         "scales": f"{header['scale_order']} order, rule {header['rule']}",
+        "transform": transform,
         "source": header["source"] or "-",
         "requests": f"{record['requests']:,}",
         "lengths": describe_lengths(record["context_lengths"]),
@@ -81,6 +85,8 @@ def _cache_report(path: str, record: dict[str, Any], valid: bool) -> list[Any]:
     }
     if not nvfp4:
         del fields["scales"]
+    if transform == "none":
+        del fields["transform"]
     title = heading(f"{path}: a cache, version {header['version']}")
     return [title, fields_table(fields)]
 

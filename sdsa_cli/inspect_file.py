@@ -50,7 +50,7 @@ def inspect(
     A cache is validated: sizes, table entries within its pages, scales that are numbers. If it is
     not valid, the exit code is 1 and stderr says why.
     """
-    from sdsa_quant.cache_file import FORMAT as CACHE_FORMAT
+    from sdsa_quant.cache_header import FORMAT as CACHE_FORMAT
     from sdsa_quant.scores_file import FORMAT as SCORES_FORMAT
     from sdsa_quant.tensor_source import header_metadata, open_tensors
 

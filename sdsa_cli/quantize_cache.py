@@ -13,7 +13,7 @@ from .json_documents import command_document
 from .options import DeviceOption, ForceFlag, JsonFlag, choose_device, examples
 from .output import Output, fields_table, heading, table
 from .output_paths import output_paths, prepare_outputs
-from .text import percent
+from .text import describe_transform, percent
 
 if TYPE_CHECKING:
     from sdsa_quant.key_selection import CapturedKeys
@@ -26,6 +26,7 @@ EXAMPLES = examples(
     "sdsa quantize-cache keys.safetensors -o requests.safetensors --lengths lengths",
     "sdsa quantize-cache keys.safetensors -o bf16.safetensors --format bf16",
     "sdsa quantize-cache capture/ --keys 'layers.*.keys' -o caches/",
+    "sdsa quantize-cache keys.safetensors -o rotated.safetensors --rotate hadamard --gain auto",
     "sdsa quantize-cache keys.safetensors -o cache.safetensors --force --json",
 )
 
@@ -77,6 +78,29 @@ def quantize_cache(
         Literal["linear", "128x4"],
         typer.Option("--scale-order", help="Order of the scales; 128x4 needs --layout separate."),
     ] = "linear",
+    rule: Annotated[
+        Literal["amax/6", "4over6"],
+        typer.Option(
+            "--rule", help="How NVFP4 scales are chosen; 4over6 takes amax/4 where it loses less."
+        ),
+    ] = "amax/6",
+    rotate: Annotated[
+        Literal["none", "hadamard"],
+        typer.Option("--rotate", help="Rotate keys, and by scoring the query rows alike."),
+    ] = "none",
+    gain: Annotated[
+        str,
+        typer.Option(
+            "--gain",
+            metavar="FACTOR",
+            help="Multiply keys by a power of two: none, auto (the largest that saturates no "
+            "scale), 64, 2^-3.",
+        ),
+    ] = "none",
+    center: Annotated[
+        Literal["none", "channel"],
+        typer.Option("--center", help="Subtract the mean key, which is stored beside the pages."),
+    ] = "none",
     device: DeviceOption = "auto",
     nonfinite: Annotated[
         Literal["error", "saturate"],
@@ -93,14 +117,18 @@ def quantize_cache(
 
     Keys are BF16, F16 or F32: [tokens, 128] with the requests one after another, or
     [requests, tokens, 128] padded and with lengths. Several tensors become one cache each, in
-    numeric order. A cache appears whole or not at all, also when the run is killed.
+    numeric order. A cache appears whole or not at all, also when the run is killed. What is done to
+    keys before they are stored (rotate, gain, center) is in the cache's header, and sdsa score goes
+    by it.
     """
-    from sdsa_quant.cache_file import CacheHeader
+    from sdsa_quant.cache_header import CacheHeader
     from sdsa_quant.key_selection import captured_keys, select_keys
     from sdsa_quant.quantize_cache import quantize_cache as write_cache
     from sdsa_quant.tensor_source import open_tensors
+    from sdsa_quant.transforms import TransformChoice
 
-    header = CacheHeader(values, layout, scale_order, Path(source).name)
+    header = CacheHeader(values, layout, scale_order, Path(source).name, rule)
+    transform = TransformChoice(rotate, gain, center)
     tensors = open_tensors(source)
     selected = [
         captured_keys(tensors, tensor, lengths_name)
@@ -114,7 +142,14 @@ def quantize_cache(
     with out.progress("quantizing", sum(sum(keys.context_lengths) for keys in selected)) as advance:
         caches = [
             write_cache(
-                keys, path, header, device=device, nonfinite=nonfinite, force=force, advance=advance
+                keys,
+                path,
+                header,
+                device=device,
+                transform=transform,
+                nonfinite=nonfinite,
+                force=force,
+                advance=advance,
             )
             for keys, path in zip(selected, paths, strict=True)
         ]
@@ -141,7 +176,7 @@ def _one_cache(cache: QuantizedCache) -> list[Any]:
     header, statistics = cache.header, cache.statistics
     stored = f"{header.values}, {header.layout}"
     if header.values == "nvfp4":
-        stored += f", {header.scale_order} scales"
+        stored += f", {header.scale_order} scales, rule {header.rule}"
     fields = {
         "keys": f"{cache.keys.name}, {_dtype_and_shape(cache.keys)}",
         "requests": f"{len(cache.keys.context_lengths):,}",
@@ -149,6 +184,8 @@ def _one_cache(cache: QuantizedCache) -> list[Any]:
         "pages": f"{cache.pages:,}",
         "bytes": f"{cache.cache_bytes:,}",
     }
+    if header.is_transformed:
+        fields["transform"] = describe_transform(header)
     if header.values == "nvfp4":
         fields["bytes"] += f", {cache.ratio_to_bf16:.2f}x smaller than BF16's {cache.bf16_bytes:,}"
         fields |= {
@@ -159,7 +196,8 @@ def _one_cache(cache: QuantizedCache) -> list[Any]:
         }
     if statistics.nonfinite:
         fields["non-finite values"] = f"{statistics.nonfinite:,} converted, not in the error"
-    fields["relative error"] = f"{statistics.relative_error:.4g} (L2, all keys)"
+    measured = "transformed keys" if header.is_transformed else "all keys"
+    fields["relative error"] = f"{statistics.relative_error:.4g} (L2, {measured})"
     return [heading(str(cache.path)), fields_table(fields)]
 
 
@@ -233,6 +271,10 @@ def _cache_record(cache: QuantizedCache) -> dict[str, Any]:
         "values": header.values,
         "layout": header.layout,
         "scale_order": header.scale_order,
+        "rule": header.metadata()["rule"],
+        "rotate": header.rotate,
+        "gain": header.gain,
+        "center": header.center,
         "requests": len(cache.keys.context_lengths),
         "keys": sum(cache.keys.context_lengths),
         "pages": cache.pages,

@@ -241,6 +241,8 @@ def _plan(options: ScoreOptions, cache: CacheFile, queries: Queries) -> ScoreTas
         cache.paged_keys(),
         requests,
         query_format=options.query_format or cache.header.values,
+        transform=cache.transform,
+        rule=cache.header.rule,
         device=options.device,
         backend=options.backend,
     )

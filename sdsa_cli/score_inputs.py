@@ -45,13 +45,13 @@ def parse_top_k(text: str) -> tuple[int, ...]:
     InputError
         The text is no list of numbers from 1 up.
     """
-    numbers = _parse_numbers(text)
+    numbers = parse_numbers(text)
     if not numbers or min(numbers) < 1:
         raise InputError(f"--top-k must be numbers from 1 up such as 64,256, got {text!r}")
     return tuple(sorted(set(numbers)))
 
 
-def _parse_numbers(text: str) -> list[int]:
+def parse_numbers(text: str) -> list[int]:
     """Numbers of a list such as ``0,0,1``; empty for any other text."""
     parts = [part.strip() for part in text.split(",")]
     return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else []
@@ -92,12 +92,12 @@ def requests_of_groups(options: ScoreOptions, queries: Queries, cache_requests: 
     InputError
         The query rows make no whole groups, the list does not fit them, or they cannot be spread.
     """
-    from sdsa_quant.query_file import read_requests
+    from sdsa_quant.query_file import read_requests, spread_groups
 
     groups = _count_groups(queries.values.shape[0], options.rows_per_group, queries.rows_per_group)
     if options.requests is None:
-        return _spread_groups(groups, cache_requests)
-    requests: Sequence[int] = _parse_numbers(options.requests)
+        return spread_groups(groups, cache_requests)
+    requests: Sequence[int] = parse_numbers(options.requests)
     if not requests:
         requests = read_requests(queries, options.requests)
     if len(requests) != groups:
@@ -119,13 +119,3 @@ def _count_groups(rows: int, given: int | None, stated: int | None) -> int:
             f"got {rows} rows"
         )
     return rows // rows_per_group
-
-
-def _spread_groups(groups: int, requests: int) -> list[int]:
-    """The first few groups see request 0, as many after them request 1, and so on."""
-    if requests == 0 or groups % requests:
-        raise InputError(
-            f"{groups} groups cannot be spread evenly over the cache's {requests} requests; say "
-            f"with --requests which request each group belongs to"
-        )
-    return [group * requests // groups for group in range(groups)]

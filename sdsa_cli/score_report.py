@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .environment import describe_environment
 from .json_documents import command_document
 from .output import fields_table, table
+from .text import describe_transform, error_size, similarity
 
 if TYPE_CHECKING:
     from sdsa_kernels.score_cache import PieceScorer
@@ -75,6 +76,10 @@ def _cache_fields(cache: CacheFile) -> dict[str, Any]:
         "values": cache.header.values,
         "layout": cache.header.layout,
         "scale_order": cache.header.scale_order,
+        "rule": cache.header.metadata()["rule"],
+        "rotate": cache.header.rotate,
+        "gain": cache.header.gain,
+        "center": cache.header.center,
         "source": cache.header.source,
         "requests": cache.context_lengths.shape[0],
         "keys": int(cache.context_lengths.sum()),
@@ -179,6 +184,8 @@ def _summary_fields(report: ScoreReport) -> Mapping[str, str]:
         f"{_count(task.groups, 'group')}, up to {_count(task.max_context, 'key')} each",
         "scores": f"{scorer.whole_bytes:,} bytes, by {scorer.backend} on {task.device}{pieces}",
     }
+    if report.cache.header.is_transformed:
+        fields["transform"] = describe_transform(report.cache.header)
     left_out = _rows_left_out(report)
     if left_out:
         fields["left out"] = left_out
@@ -214,13 +221,13 @@ def _top_k_table(accuracy: Accuracy) -> Any:
         recall, mass = each.recall, each.mass
         result.add_row(
             f"{each.k:,}",
-            _share(recall.mean),
-            _share(recall.median),
-            _share(recall.p1),
-            _share(recall.minimum),
-            _share(each.chance),
-            _share(mass.mean),
-            _share(mass.minimum),
+            similarity(recall.mean),
+            similarity(recall.median),
+            similarity(recall.p1),
+            similarity(recall.minimum),
+            similarity(each.chance),
+            similarity(mass.mean),
+            similarity(mass.minimum),
         )
     return result
 
@@ -255,7 +262,7 @@ def _errors_table(accuracy: Accuracy) -> Any:
         ("Spearman", accuracy.spearman, False),
     )
     for name, summary, is_error in measures:
-        show = _number if is_error else _share
+        show = error_size if is_error else similarity
         worst = summary.worst
         result.add_row(
             name,
@@ -281,8 +288,8 @@ def _scores_table(rows: Sequence[RowScores]) -> Any:
             str(row.request),
             f"{row.length:,}",
             "-" if row.best_key is None else f"{row.best_key:,}",
-            _number(row.maximum),
-            _number(row.minimum),
+            error_size(row.maximum),
+            error_size(row.minimum),
         )
     return result
 
@@ -306,15 +313,3 @@ def _timing_table(timing: Timing, traffic: Traffic) -> Any:
 def _count(number: int, noun: str) -> str:
     """``1 request``, ``4 requests``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def _share(value: float | None) -> str:
-    """Four decimals; what is short of 1 never looks like 1."""
-    if value is None:
-        return "-"
-    text = f"{value:.4f}"
-    return ">0.9999" if text == "1.0000" and value < 1 else text
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

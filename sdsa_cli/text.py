@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sdsa_quant.cache_header import CacheHeader
 
 _LISTED_LENGTHS = 8
 
@@ -31,3 +35,26 @@ def describe_lengths(lengths: Sequence[int]) -> str:
         return listed if len(lengths) == 1 else f"{listed} (sum {sum(lengths):,})"
     middle = statistics.median(lengths)
     return f"{min(lengths):,} to {max(lengths):,}, median {middle:,.0f}, sum {sum(lengths):,}"
+
+
+def similarity(value: float | None) -> str:
+    """Four decimals, ``-`` where it is undefined; what is short of 1 never looks like 1."""
+    if value is None:
+        return "-"
+    text = f"{value:.4f}"
+    return ">0.9999" if text == "1.0000" and value < 1 else text
+
+
+def error_size(value: float | None) -> str:
+    """Four significant digits, ``-`` where it is undefined."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def describe_transform(header: CacheHeader) -> str:
+    """What was done to a cache's keys: ``mean key subtracted, hadamard, gain 128``, or ``none``."""
+    parts = [
+        "mean key subtracted" if header.center != "none" else "",
+        header.rotate if header.rotate != "none" else "",
+        f"gain {header.gain:g}" if header.gain != 1 else "",
+    ]
+    return ", ".join(part for part in parts if part) or "none"

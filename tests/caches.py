@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from sdsa_quant.cache_file import CacheFile, CacheHeader, CacheWriter, open_cache
+from sdsa_quant.cache_file import CacheFile, CacheWriter, open_cache
+from sdsa_quant.cache_header import CacheHeader
 from sdsa_quant.layout import DIM, PACKED_DIM, PAGE, SCALES_PER_KEY
 from sdsa_quant.nvfp4 import quantize_nvfp4
 

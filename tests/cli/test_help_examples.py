@@ -33,6 +33,7 @@ def workplace(tmp_path: Path, fixtures: Path, monkeypatch: pytest.MonkeyPatch, s
     save_file({"queries": real["queries"][:3]}, tmp_path / "queries.safetensors")
     (tmp_path / "capture").mkdir()
     layers = {f"layers.{layer}.keys": torch.ones(100, 128) for layer in (0, 1)}
+    layers |= {f"layers.{layer}.queries": torch.ones(2, 128) for layer in (0, 1)}
     save_file(layers, tmp_path / "capture" / "layers.safetensors")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -45,6 +46,9 @@ def test_examples_run(workplace: Path, sdsa: Run, command: str) -> None:
     if command != "quantize-cache":
         made = ("-o", "cache.safetensors", "--lengths", "lengths")
         sdsa("quantize-cache", "keys.safetensors", *made).is_clean()
+    for folder in {"report": ["report"], "compare": ["before", "after"]}.get(command, []):
+        files = ("capture", "capture", "-o", folder)
+        sdsa("study", *files, "--formats", "nvfp4", "--workers", "1", "--no-plots").is_clean()
     for line in lines:
         answer = sdsa(*shlex.split(line)[1:])
         assert answer.exit_code == 0, f"{line}: {answer.stderr}"

@@ -83,6 +83,10 @@ def test_the_document(sdsa: Run, save_keys: SaveKeys, tmp_path: Path) -> None:
         "pages": 17,
         "cache_bytes": 17 * 4608,
         "bf16_bytes": 17 * 16384,
+        "rule": "amax/6",
+        "rotate": "none",
+        "gain": 1.0,
+        "center": "none",
         "blocks": {
             "count": 8000,
             "flushed": 0,

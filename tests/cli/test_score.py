@@ -391,7 +391,7 @@ def test_top_k_is_sorted_and_each_once(files: Files) -> None:
         ("--requests 0,1,3", "requests must be 0 to 2, the requests of the cache, got 3"),
         ("--requests nothing", "no tensor is named nothing; found queries"),
         ("--rows-per-group 4", "must make whole groups of 4 (see --rows-per-group), got 6"),
-        ("--rows-per-group 3", "2 groups cannot be spread evenly over the cache's 3 requests"),
+        ("--rows-per-group 3", "2 groups cannot be spread evenly over the 3 requests of the keys"),
         ("--rows-per-group 9", "rows per group must be 1 to 8 (see --rows-per-group), got 9"),
         ("--rows-per-group 0", "--rows-per-group must be at least 1, got 0"),
         ("--query-name other", "no tensor is named other; found queries"),
@@ -433,7 +433,7 @@ def test_queries_that_are_none(files: Files, tensor: torch.Tensor, message: str)
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("version", "2"),
+        ("version", "3"),
         ("nibble_order", "high-first"),
         ("layout", "planar"),
         ("scale_order", "tiled"),

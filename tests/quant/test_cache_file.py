@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from sdsa_quant.cache_file import (
     CacheFile,
-    CacheHeader,
     CacheWriter,
     open_cache,
     sequential_block_table,
     validate_cache,
 )
+from sdsa_quant.cache_header import CacheHeader
 from sdsa_quant.errors import CacheFormatError, CheckFailedError, InputError
 from sdsa_quant.nvfp4 import quantize_nvfp4
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from sdsa_quant import quantize_cache as job
-from sdsa_quant.cache_file import CacheHeader, open_cache, validate_cache
+from sdsa_quant.cache_file import open_cache, validate_cache
+from sdsa_quant.cache_header import CacheHeader
 from sdsa_quant.errors import InputError
 from sdsa_quant.key_selection import CapturedKeys, captured_keys
 from sdsa_quant.nvfp4 import dequantize_nvfp4, quantize_nvfp4

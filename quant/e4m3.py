@@ -1,0 +1,31 @@
+"""E4M3 bytes to float32, several times as fast as torch's own cast on a CPU."""
+
+from __future__ import annotations
+
+import torch
+
+_NAN = 0x7F  # magnitude bits
+# E4M3's exponent and mantissa, shifted into a float16's, are the value times 2^-8.
+_FLOAT16_UNIT = 256.0
+
+
+def decode(codes: torch.Tensor, *, unit: float = 1.0) -> torch.Tensor:
+    """Value of each E4M3 byte times `unit`, exact, subnormals and NaN included.
+
+    Parameters
+    ----------
+    codes : torch.Tensor
+        float8_e4m3fn or its uint8 bytes, any shape.
+    unit : float
+        A power of two to multiply by at no cost.
+
+    Returns
+    -------
+    torch.Tensor
+        float32 of the same shape.
+    """
+    bits = codes.view(torch.int8).to(torch.int16)
+    is_nan = (bits & _NAN) == _NAN
+    # Sign-extended and shifted by 7, bits 15 and 14 are both the sign: clear the latter.
+    halves = (bits << 7).bitwise_and_(~0x4000).view(torch.float16)
+    return halves.float().mul_(_FLOAT16_UNIT * unit).masked_fill_(is_nan, float("nan"))

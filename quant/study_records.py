@@ -1,0 +1,180 @@
+"""The work folder of a study: one record for each unit that is done, so that a run can be resumed.
+
+A record is a small safetensors file that appears whole or not at all. It holds a `UnitResult`
+bit for bit, so that a report made from records does not depend on which process wrote them, or
+when. Every record carries the fingerprint of its study: those of another one are never read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from .atomic_file import AtomicFile, write_text
+from .block_profile import BlockProfile
+from .cache_file import open_safetensors
+from .errors import InputError
+from .study_inputs import StudyInputs, StudyLayer
+from .study_settings import StudySettings
+from .study_unit import UnitResult
+
+RECORD_VERSION = "1"  # raised when a record means something else
+
+_DESCRIPTION = "study.json"
+_FINGERPRINT = "fingerprint"
+
+
+class StudyFolder:
+    """Records of one study in a folder.
+
+    Parameters
+    ----------
+    path : Path
+        The folder; it need not exist yet.
+    description : mapping
+        What the study is, from `describe_study`: JSON values only.
+    """
+
+    def __init__(self, path: Path, description: Mapping[str, Any]) -> None:
+        self.path = path
+        self._text = json.dumps(description, indent=1, sort_keys=True)
+        self.fingerprint = hashlib.sha256(self._text.encode()).hexdigest()
+
+    def prepare(self, *, restart: bool) -> None:
+        """Make the folder, or take up the one of an earlier run of the same study.
+
+        Parameters
+        ----------
+        restart : bool
+            Whether to remove the records of an earlier run, of whatever study.
+
+        Raises
+        ------
+        ValueError
+            The folder is of another study and `restart` is false, or it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be made: {error.strerror}") from None
+        description = self.path / _DESCRIPTION
+        if description.exists():
+            earlier = description.read_text(encoding="utf-8")
+            if earlier == self._text and not restart:
+                return
+            if not restart:
+                raise InputError(
+                    f"{self.path}: holds an unfinished study of other inputs or settings "
+                    f"({_difference(earlier, self._text)}); give --force to start over"
+                )
+            self.remove()
+            self.path.mkdir()
+        write_text(description, self._text, force=True)
+
+    def remove(self) -> None:
+        """Remove the records, the description and the folder, but nothing else that is in it."""
+        for pattern in ("layer-*.request-*.safetensors", ".layer-*.request-*.partial"):
+            for record in self.path.glob(pattern):
+                record.unlink()
+        (self.path / _DESCRIPTION).unlink(missing_ok=True)
+        if self.path.is_dir() and not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def has(self, layer: int, request: int) -> bool:
+        """Whether the unit's record is there."""
+        return self._path_of(layer, request).exists()
+
+    def write(self, layer: int, request: int, result: UnitResult) -> None:
+        """Store a unit's result.
+
+        Raises
+        ------
+        ValueError
+            The disk is full or failing.
+        """
+        data = safetensors.torch.save(_to_tensors(result), {_FINGERPRINT: self.fingerprint})
+        with AtomicFile(self._path_of(layer, request), force=True) as file:
+            file.write_at(0, data)
+
+    def read(self, layer: int, request: int) -> UnitResult:
+        """Read a unit's result back, the same bits.
+
+        Raises
+        ------
+        ValueError
+            There is no such record, it is damaged, or it is of another study.
+        """
+        path = self._path_of(layer, request)
+        with open_safetensors(path) as file:
+            if (file.metadata() or {}).get(_FINGERPRINT) != self.fingerprint:
+                raise InputError(f"{path}: is a record of another study; give --force")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return _from_tensors(tensors)
+
+    def _path_of(self, layer: int, request: int) -> Path:
+        return self.path / f"layer-{layer:04}.request-{request:06}.safetensors"
+
+
+def describe_study(
+    inputs: StudyInputs, settings: StudySettings, layers: Sequence[StudyLayer], device: str
+) -> dict[str, Any]:
+    """What makes two runs the same study: inputs, their files, settings and the kind of device."""
+    files = {path for layer in layers for path in (layer.keys.tensor.path, *layer.queries.files)}
+    return {
+        "record_version": RECORD_VERSION,
+        "device": device.partition(":")[0],
+        "inputs": {name: _plain(value) for name, value in asdict(inputs).items()},
+        "settings": {name: _plain(value) for name, value in asdict(settings).items()},
+        "layers": [layer.name for layer in layers],
+        "files": [_describe_file(path) for path in sorted(files)],
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value.resolve())
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _describe_file(path: Path) -> list[Any]:
+    """Enough to notice that a file has changed, without reading all of it."""
+    status = path.stat()
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
+
+
+def _difference(earlier: str, now: str) -> str:
+    try:
+        before, after = json.loads(earlier), json.loads(now)
+        names = [name for name in after if before.get(name) != after[name]]
+    except (ValueError, AttributeError):
+        return "its description is damaged"
+    return "different " + ", ".join(names)
+
+
+def _to_tensors(result: UnitResult) -> dict[str, torch.Tensor]:
+    return {
+        "rows": result.rows,
+        "error_counts": result.error_counts,
+        "channel_errors": result.channel_errors,
+        "channel_squares": result.channel_squares,
+        "gains": torch.tensor(result.gains, dtype=torch.float64),
+        "profiles": torch.tensor([profile.counts() for profile in result.profiles]),
+    }
+
+
+def _from_tensors(tensors: Mapping[str, torch.Tensor]) -> UnitResult:
+    return UnitResult(
+        rows=tensors["rows"],
+        error_counts=tensors["error_counts"],
+        channel_errors=tensors["channel_errors"],
+        channel_squares=tensors["channel_squares"],
+        gains=tuple(tensors["gains"].tolist()),
+        profiles=tuple(BlockProfile.from_counts(each) for each in tensors["profiles"].tolist()),
+    )

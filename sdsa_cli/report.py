@@ -1,0 +1,32 @@
+"""`sdsa report`: a study's pages once more, from its JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import examples
+from .output import Output
+from .study_document import read_document
+from .study_pages import write_pages
+from .study_plots import require_matplotlib
+from .study_tables import study_tables
+
+COMMAND = "report"
+EXAMPLES = examples("sdsa report report/", "sdsa report report/ --no-plots")
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Report folder of sdsa study.")],
+    plots: Annotated[
+        bool, typer.Option("--plots/--no-plots", help="Draw pictures; needs matplotlib.")
+    ] = True,
+) -> None:
+    """Make a study's table, pictures and page again from its report.json, and print its tables."""
+    document = read_document(folder)
+    if plots:
+        require_matplotlib()
+    written = write_pages(folder, document, with_plots=plots)
+    Output().result(*study_tables(document), "", "Written: " + ", ".join(map(str, written)))

@@ -1,0 +1,528 @@
+"""`sdsa study`, `sdsa report` and `sdsa compare` from files to pages, and every way they end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from command_line import Outcome, Run, program
+from sdsa_cli import study_plots
+from sdsa_cli.study_plots import study_plots as draw
+from studies import save_layers
+
+REPORT_PAGE = Path(__file__).parents[2] / "docs" / "study-report.md"
+PICTURES = {
+    "recall-by-layer",
+    "recall-by-bytes",
+    "recall-by-length",
+    "score-errors",
+    "channel-errors",
+    "block-magnitudes",
+}
+PNG = b"\x89PNG\r\n\x1a\n"
+FAST = ("--workers", "1", "--device", "cpu")
+
+
+class Studies:
+    """A file of three layers and runs of `sdsa study` on it."""
+
+    def __init__(self, sdsa: Run, folder: Path, generator: torch.Generator) -> None:
+        self.sdsa = sdsa
+        self.folder = folder
+        self.layers = save_layers(folder / "layers.safetensors", generator)
+
+    def arguments(self, output: str, *options: object) -> list[str]:
+        files = ("study", self.layers, self.layers, "-o", self.folder / output)
+        return [str(word) for word in (*files, "--lengths", "*.lengths", *options)]
+
+    def run(self, output: str, *options: object) -> Outcome:
+        """``sdsa study`` in this process, without pictures."""
+        return self.sdsa(*self.arguments(output, *FAST, "--no-plots", *options))
+
+    def document(self, output: str) -> dict[str, Any]:
+        """The report, read by a strict parser."""
+        text = (self.folder / output / "report.json").read_text()
+        return json.loads(text, parse_constant=refuse)
+
+
+def refuse(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+@pytest.fixture
+def studies(sdsa: Run, tmp_path: Path, generator: torch.Generator) -> Studies:
+    return Studies(sdsa, tmp_path, generator)
+
+
+@pytest.fixture
+def real(fixtures: Path) -> Path:
+    return fixtures / "smollm2-layer12.safetensors"
+
+
+def without_timing(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name != "timing"}
+
+
+def test_the_real_keys(sdsa: Run, real: Path, tmp_path: Path) -> None:
+    outcome = sdsa(
+        "study", real, real, "-o", tmp_path / "report", "--lengths", "lengths", *FAST,
+        "--formats", "bf16,nvfp4,fp8", "--rotate", "none,hadamard", "--top-k", "64,256",
+    )  # fmt: skip
+    outcome.is_clean()
+    for words in ("Recall of the unquantized keys", "hadamard", "0.9180", "At 72 bytes a key"):
+        assert words in outcome.stdout
+    files = {path.name for path in (tmp_path / "report").iterdir()}
+    pictures = {f"{name}.png" for name in PICTURES}
+    assert files == {"report.json", "report.csv", "report.html"} | pictures
+    for name in pictures:
+        assert (tmp_path / "report" / name).read_bytes().startswith(PNG)
+    document = json.loads((tmp_path / "report" / "report.json").read_text())
+    overall = {
+        (each["format"], each["transform"]): each["accuracy"]["top_k"][0]["recall"]["mean"]
+        for each in document["results"]
+        if each["layer"] is None
+    }
+    assert overall["bf16", "none"] == 1.0
+    assert 0.9 < overall["nvfp4", "none"] < overall["nvfp4", "hadamard"]
+    assert overall["nvfp4", "hadamard"] < overall["fp8", "none"] < overall["fp8", "hadamard"]
+
+
+def test_rotation_helps_an_outlier_channel(
+    studies: Studies, sdsa: Run, tmp_path: Path, generator: torch.Generator
+) -> None:
+    # CASES 38: one channel 50 times the others; keys and queries otherwise Gaussian.
+    keys = torch.randn(1000, 128, generator=generator)
+    keys[:, 5] *= 50
+    queries = torch.randn(8, 128, generator=generator)
+    queries[:, 5] = 0
+    path = tmp_path / "outlier.safetensors"
+    save_file({"keys": keys.bfloat16(), "queries": queries.bfloat16()}, path)
+    options = ("--formats", "nvfp4", "--rotate", "none,hadamard", "--top-k", "32", "--no-plots")
+    sdsa("study", path, path, "-o", tmp_path / "out", *options, *FAST).is_clean()
+    plain, rotated = studies.document("out")["results"][:2]
+    assert rotated["transform"] == "hadamard"
+    for statistic in ("mean", "p1"):
+        recall = [each["accuracy"]["top_k"][0]["recall"][statistic] for each in (plain, rotated)]
+        assert all(value is not None for value in recall)
+    outliers = [each["profile"]["outliers"] for each in studies.document("out")["blocks"][:2]]
+    assert outliers[0] > 10 * outliers[1]
+
+
+# Documents and tables.
+
+
+def test_the_document_is_the_same_on_stdout_and_in_the_folder(studies: Studies) -> None:
+    outcome = studies.run("out", "--json", "--formats", "nvfp4")
+    outcome.is_clean()
+    assert outcome.document == studies.document("out")
+
+
+def test_every_field_is_documented(studies: Studies) -> None:
+    studies.run("out", "--rotate", "none,hadamard").is_clean()
+    words = set(re.findall(r"`([A-Za-z_0-9]+)`", REPORT_PAGE.read_text()))
+
+    def names(value: Any) -> set[str]:
+        if isinstance(value, dict):
+            return set(value).union(*map(names, value.values()))
+        if isinstance(value, list):
+            return set().union(*map(names, value))
+        return set()
+
+    document = studies.document("out")
+    del document["environment"]  # described with sdsa score
+    missing = names(document) - words
+    assert not missing, f"docs/study-report.md does not describe {sorted(missing)}"
+
+
+def test_names_like_numbers_stay_names_and_undefined_is_null(sdsa: Run, tmp_path: Path) -> None:
+    # CASES 58: all scores are 0, so that ratios are undefined; the layer is called NaN.Infinity.
+    path = tmp_path / "zero.safetensors"
+    save_file({"NaN.Infinity": torch.zeros(90, 128), "queries": torch.ones(2, 128)}, path)
+    options = ("--keys", "NaN.Infinity", "--formats", "nvfp4", "--top-k", "8")
+    outcome = sdsa("study", path, path, "-o", tmp_path / "out", *options, *FAST, "--json")
+    outcome.is_clean()
+    layer = outcome.document["results"][1]
+    assert layer["layer"] == "NaN.Infinity"
+    assert layer["accuracy"]["cosine"]["mean"] is None
+    assert layer["key_error"] is None
+    # CASES 25: every key is as good as any other.
+    assert layer["accuracy"]["top_k"][0]["recall"]["minimum"] == 1.0
+
+
+def test_the_csv_has_a_line_for_each_layer_setting_and_k(studies: Studies) -> None:
+    studies.run("out", "--formats", "nvfp4,fp8", "--top-k", "5,64").is_clean()
+    with (studies.folder / "out" / "report.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == (1 + 3) * 2 * 2
+    assert [line["layer"] for line in lines[::4]] == ["", *(f"layers.{n}.keys" for n in (0, 2, 10))]
+    first = studies.document("out")["results"][0]["accuracy"]
+    assert float(lines[0]["recall_mean"]) == first["top_k"][0]["recall"]["mean"]
+    assert float(lines[0]["cosine_min"]) == first["cosine"]["minimum"]
+    assert lines[0]["no_better_than_chance"] == "False"
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed, and collects what a page refers to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.sources: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag not in ("img", "meta", "link", "br"):
+            self.open.append(tag)
+        self.sources += [value or "" for name, value in attributes if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_needs_no_other_file(sdsa: Run, tmp_path: Path) -> None:
+    path = tmp_path / "odd.safetensors"
+    save_file({"<b>.keys": torch.rand(90, 128), "<b>.queries": torch.rand(2, 128)}, path)
+    options = ("--formats", "nvfp4,fp8", "--top-k", "8", *FAST)
+    sdsa("study", path, path, "-o", tmp_path / "out", *options).is_clean()
+    page = Page()
+    page.feed((tmp_path / "out" / "report.html").read_text())
+    assert page.open == []
+    assert len(page.sources) == len(PICTURES)
+    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
+    assert "<b>.keys" in page.text
+    assert "At 72 bytes a key" in page.text
+
+
+def test_a_terminal_of_80_columns_shows_every_number(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    options = ("--rotate", "none,hadamard", "--gain", "none,auto", "--center", "none,channel")
+    outcome = studies.run("out", *options)
+    outcome.is_clean()
+    assert "…" not in outcome.stdout
+    rows = [line for line in outcome.stdout.splitlines() if line.startswith("    nvfp4")]
+    assert len(rows) == 2 * 3 * 8, "two tables, three formats, eight transforms"
+    assert max(map(len, rows)) <= 80
+
+
+def test_layers_come_worst_first(studies: Studies) -> None:
+    outcome = studies.run("out", "--formats", "nvfp4", "--top-k", "8")
+    table = outcome.stdout.partition("worst layers first")[2].partition("Relative L2")[0]
+    means = [float(value) for value in re.findall(r"layers\.\d+\.keys +([\d.]+)", table)]
+    assert len(means) == 3
+    assert means == sorted(means)
+
+
+def test_flushed_keys_are_reported(sdsa: Run, tmp_path: Path, generator: torch.Generator) -> None:
+    path = tmp_path / "tiny.safetensors"
+    keys = torch.randn(1000, 128, generator=generator) * 2.0**-14
+    queries = torch.randn(8, 128, generator=generator)
+    save_file({"keys": keys.bfloat16(), "queries": queries.bfloat16()}, path)
+    options = ("--formats", "nvfp4", "--gain", "none,auto", "--top-k", "64", "--no-plots", *FAST)
+    outcome = sdsa("study", path, path, "-o", tmp_path / "out", *options)
+    outcome.is_clean()
+    assert "NO BETTER THAN CHANCE: nvfp4 at k = 64 in every layer" in outcome.stdout
+    assert "chance: nvfp4, gain auto" not in outcome.stdout
+    flat = " ".join(outcome.stdout.split())
+    assert "At 72 bytes a key: nvfp4, gain auto" in flat
+    assert re.search(r"no transform +1 +100 %", outcome.stdout)
+
+
+# Ending.
+
+
+def test_limits(studies: Studies) -> None:
+    kept = ("--fail-below", "recall@5.p1=0.1", "--fail-below", "cosine.min=0.5")
+    studies.run("out", "--formats", "fp8", "--top-k", "5", *kept).is_clean()
+    broken = ("--fail-below", "recall@5.mean=0.9999", "--fail-below", "mass@5.mean=0.1")
+    outcome = studies.run("again", "--formats", "nvfp4,fp8", "--top-k", "5", *broken)
+    outcome.fails_with(1, "below the limit", "recall@5.mean=0.9999", "with nvfp4", "with fp8")
+    assert "mass@5" not in outcome.stderr
+    assert studies.document("again")["command"] == "study", "the report is there all the same"
+
+
+@pytest.mark.parametrize(
+    "limit",
+    ["recall@5.p1", "recall.p1=0.5", "cosine@5.p1=0.5", "recall@5.p2=0.5", "recall@5.p1=x", ""],
+)
+def test_refuses_a_limit(studies: Studies, limit: str) -> None:
+    outcome = studies.run("out", "--top-k", "5", "--fail-below", limit)
+    outcome.fails_with(2, "--fail-below must be like recall@2048.p1=0.95", repr(limit))
+    assert not (studies.folder / "out").exists()
+
+
+def test_refuses_a_limit_of_an_unmeasured_k(studies: Studies) -> None:
+    outcome = studies.run("out", "--top-k", "5", "--fail-below", "recall@64.p1=0.5")
+    outcome.fails_with(2, "k must be one of --top-k 5, got 64")
+
+
+def test_rows_that_are_not_finite_fail_the_run(sdsa: Run, tmp_path: Path) -> None:
+    # CASES 56.
+    queries = torch.ones(2, 128)
+    queries[1] = 3e38
+    path = tmp_path / "large.safetensors"
+    save_file({"keys": torch.full((20, 128), 100.0), "queries": queries}, path)
+    options = ("--formats", "fp8", "--top-k", "2", "--no-plots", *FAST)
+    outcome = sdsa("study", path, path, "-o", tmp_path / "out", *options)
+    outcome.fails_with(1, "1 rows have a score or baseline score that is not finite, with fp8")
+    accuracy = json.loads((tmp_path / "out" / "report.json").read_text())["results"][0]["accuracy"]
+    assert (accuracy["rows_invalid"], accuracy["rows_measured"]) == (1, 1)
+    assert accuracy["top_k"][0]["recall"]["mean"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--formats", "int4"), "format must be one of bf16, nvfp4"),
+        (("--rotate", "givens"), "rotate must be one of none, hadamard"),
+        (("--gain", "3"), "gain must be none, auto or a power of two"),
+        (("--center", "row"), "center must be one of none, channel"),
+        (("--top-k", "0"), "--top-k must be numbers from 1"),
+        (("--workers", "0"), "--workers must be at least 1"),
+        (("--keys", "nothing"), "no tensor is named nothing"),
+        (("--lengths", "nothing"), "no tensor is named nothing"),
+    ],
+)
+def test_refuses_options(studies: Studies, options: tuple[str, str], words: str) -> None:
+    studies.run("out", *options).fails_with(2, words)
+    assert not (studies.folder / "out").exists()
+
+
+def test_an_existing_report_is_kept_without_force(studies: Studies) -> None:
+    studies.run("out", "--formats", "nvfp4").is_clean()
+    before = (studies.folder / "out" / "report.json").read_bytes()
+    studies.run("out", "--formats", "fp8").fails_with(2, "report.json: exists already", "--force")
+    assert (studies.folder / "out" / "report.json").read_bytes() == before
+    studies.run("out", "--formats", "fp8", "--force").is_clean()
+    assert studies.document("out")["results"][0]["format"] == "fp8"
+
+
+def test_without_matplotlib_the_extra_is_named(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study_plots.importlib.util, "find_spec", lambda name: None)
+    outcome = studies.sdsa(*studies.arguments("out", *FAST))
+    outcome.fails_with(3, "need matplotlib", "sdsa-indexer[plot]", "--no-plots")
+    assert not (studies.folder / "out").exists(), "it is said before the work, not after it"
+
+
+# Ranks, workers, kills.
+
+
+OPTIONS = ("--formats", "nvfp4,fp8", "--rotate", "none,hadamard", "--gain", "auto", "--no-plots")
+
+
+def test_workers_change_nothing(studies: Studies, sdsa_process: Run) -> None:
+    studies.run("one", *OPTIONS).is_clean()
+    sdsa_process(
+        *studies.arguments("two", *OPTIONS, "--workers", "2", "--device", "cpu")
+    ).is_clean()
+    assert without_timing(studies.document("one")) == without_timing(studies.document("two"))
+    assert studies.document("two")["timing"]["workers"] == 2
+    for name in ("report.csv", "report.html"):
+        files = [(studies.folder / output / name).read_bytes() for output in ("one", "two")]
+        assert files[0] == files[1]
+
+
+@pytest.mark.slow
+def test_two_ranks_change_nothing(studies: Studies) -> None:
+    studies.run("one", *OPTIONS).is_clean()
+    arguments = studies.arguments("two", *OPTIONS, "--device", "cpu")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "sdsa_cli", *arguments]
+    answer = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("Recall of the unquantized keys") == 1, "one rank reports"
+    assert without_timing(studies.document("one")) == without_timing(studies.document("two"))
+    assert studies.document("two")["timing"]["ranks"] == 2
+    assert not (studies.folder / "two" / "work").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_study_continues_to_the_same_result(
+    studies: Studies, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = [200] * 60
+    studies.layers = save_layers(studies.layers, generator, lengths=many)
+    studies.run("whole", *OPTIONS).is_clean()
+    work = studies.folder / "cut" / "work"
+    options = studies.arguments("cut", *OPTIONS, *FAST)
+    with subprocess.Popen(program(*options), stdout=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 100
+        while len(list(work.glob("layer-*"))) < 20 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    done = {path.name: path.stat().st_mtime_ns for path in work.glob("layer-*")}
+    assert 20 <= len(done) < 180, "the kill fell into the work"
+    assert not (studies.folder / "cut" / "report.json").exists()
+    seen: list[dict[str, int]] = []
+    from sdsa_quant import study_summary
+
+    real = study_summary.summarize_study
+
+    def summarize(study: Any) -> Any:
+        seen.append({path.name: path.stat().st_mtime_ns for path in work.glob("layer-*")})
+        return real(study)
+
+    monkeypatch.setattr(study_summary, "summarize_study", summarize)
+    studies.run("cut", *OPTIONS).is_clean()
+    assert done.items() <= seen[0].items(), "what was measured is not measured again"
+    assert len(seen[0]) == 180
+    assert without_timing(studies.document("cut")) == without_timing(studies.document("whole"))
+    assert not work.exists()
+
+
+def test_an_unfinished_study_of_other_settings_is_refused(studies: Studies) -> None:
+    work = studies.folder / "out" / "work"
+    work.mkdir(parents=True)
+    (work / "study.json").write_text(json.dumps({"settings": "other"}))
+    studies.run("out", "--formats", "nvfp4").fails_with(2, "unfinished study", "--force")
+    studies.run("out", "--formats", "nvfp4", "--force").is_clean()
+
+
+# report and compare.
+
+
+def test_report_makes_the_same_pages_again(sdsa: Run, studies: Studies) -> None:
+    sdsa(*studies.arguments("out", *FAST, "--formats", "nvfp4,fp8", "--top-k", "8")).is_clean()
+    folder = studies.folder / "out"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert len(before) == 3 + len(PICTURES)
+    for path in folder.iterdir():
+        if path.name != "report.json":
+            path.unlink()
+    outcome = sdsa("report", folder)
+    outcome.is_clean()
+    assert "worst layers first" in outcome.stdout
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "cannot be read"),
+        ("{", "is no JSON"),
+        ("[]", "must be a report of sdsa study"),
+        ('{"command": "score"}', "must be a report of sdsa study"),
+        ('{"command": "study", "schema_version": 99}', "schema_version must be 1, got 99"),
+    ],
+)
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_refuses_what_is_no_report(
+    sdsa: Run, tmp_path: Path, text: str | None, words: str, command: str
+) -> None:
+    if text is not None:
+        (tmp_path / "report.json").write_text(text)
+    folders = [tmp_path] * (1 if command == "report" else 2)
+    sdsa(command, *folders).fails_with(2, "report.json", words)
+
+
+def edited(studies: Studies, edit: Callable[[dict[str, Any]], None]) -> Path:
+    document = studies.document("out")
+    edit(document)
+    path = studies.folder / "edited.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_equal_studies_compare_equal(sdsa: Run, studies: Studies) -> None:
+    studies.run("out", "--formats", "nvfp4").is_clean()
+    outcome = sdsa("compare", studies.folder / "out", studies.folder / "out")
+    outcome.is_clean()
+    assert outcome.stdout == "No recall and no mass differs.\n"
+
+
+def test_changes_beyond_the_tolerance_fail(sdsa: Run, studies: Studies) -> None:
+    studies.run("out", "--formats", "nvfp4", "--top-k", "5").is_clean()
+
+    def lower(document: dict[str, Any]) -> None:
+        document["results"][2]["accuracy"]["top_k"][0]["recall"]["mean"] -= 0.01
+        document["results"][3]["accuracy"]["top_k"][0]["mass"]["p1"] += 0.002
+
+    files = (studies.folder / "out", edited(studies, lower))
+    sdsa("compare", *files, "--tolerance", "0.011").is_clean()
+    outcome = sdsa("compare", *files, "--tolerance", "0.005")
+    outcome.fails_with(1, "1 of 2 changes", "recall@5.mean with nvfp4 in layers.2.keys")
+    assert "worse (beyond)" in outcome.stdout
+    sdsa("compare", *files).fails_with(1, "2 of 2 changes")
+    document = sdsa("compare", *files, "--json").document
+    assert [each["direction"] for each in document["changes"]] == ["worse", "better"]
+    assert document["changes_beyond_tolerance"] == 2
+
+
+def test_a_missing_layer_is_a_change_beyond_any_tolerance(sdsa: Run, studies: Studies) -> None:
+    studies.run("out", "--formats", "nvfp4", "--top-k", "5").is_clean()
+    fewer = edited(studies, lambda document: document["results"].pop())
+    files = (studies.folder / "out", fewer)
+    sdsa("compare", *files, "--tolerance", "1").fails_with(1, "layers.10.keys")
+    assert "gone" in sdsa("compare", *files).stdout
+    assert "new" in sdsa("compare", *reversed(files)).stdout
+
+
+def test_refuses_a_tolerance(sdsa: Run, tmp_path: Path) -> None:
+    outcome = sdsa("compare", tmp_path, tmp_path, "--tolerance", "-1")
+    outcome.fails_with(2, "--tolerance must be 0 or more, got -1")
+
+
+# Pictures.
+
+
+def test_pictures_of_many_layers_and_settings(studies: Studies) -> None:
+    options = ("--rotate", "none,hadamard", "--gain", "none,auto", "--formats", "bf16,nvfp4,mxfp4")
+    studies.run("out", *options, "--top-k", "8").is_clean()
+    plots = draw(studies.document("out"))
+    assert set(plots) == PICTURES
+    assert all(data.startswith(PNG) for data in plots.values())
+    assert draw(studies.document("out")) == plots, "the same study gives the same bytes"
+
+
+def test_pictures_of_what_was_not_measured_are_left_out(sdsa: Run, tmp_path: Path) -> None:
+    path = tmp_path / "empty.safetensors"
+    keys, lengths = torch.zeros(0, 128), torch.tensor([0])
+    save_file({"keys": keys, "queries": torch.ones(2, 128), "lengths": lengths}, path)
+    options = ("--lengths", "lengths", "--formats", "nvfp4", *FAST)
+    outcome = sdsa("study", path, path, "-o", tmp_path / "out", *options)
+    outcome.is_clean()
+    assert "2 rows of length 0" in outcome.stdout
+    document = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert draw(document) == {}
+
+
+def test_causal_studies(sdsa: Run, real: Path, tmp_path: Path) -> None:
+    keys = load_file(real)
+    path = tmp_path / "causal.safetensors"
+    save_file({"keys": keys["keys"][:200], "queries": keys["keys"][:200].clone()}, path)
+    options = ("--causal", "--formats", "nvfp4", "--top-k", "16", "--no-plots", *FAST, "--json")
+    document = sdsa("study", path, path, "-o", tmp_path / "out", *options).document
+    accuracy = document["results"][0]["accuracy"]
+    assert (accuracy["rows"], accuracy["rows_empty"]) == (200, 0)
+    assert accuracy["top_k"][0]["rows_longer_than_k"] == 184
+    assert [each["rows"] for each in document["results"][0]["by_length"]] == [
+        1, 1, 2, 4, 8, 16, 32, 64, 72,
+    ]  # fmt: skip

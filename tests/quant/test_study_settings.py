@@ -1,0 +1,69 @@
+"""What a study compares: labels, combinations, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from sdsa_quant.errors import InputError
+from sdsa_quant.key_formats import key_format
+from sdsa_quant.study_settings import Setting, StudySettings, TransformChoice, transform_choices
+
+
+@pytest.mark.parametrize(
+    ("choice", "label"),
+    [
+        (TransformChoice(), "none"),
+        (TransformChoice(rotate="hadamard"), "hadamard"),
+        (TransformChoice(center="channel", gain="2^-3"), "center + gain 2^-3"),
+        (TransformChoice("hadamard", "auto", "channel"), "center + hadamard + gain auto"),
+    ],
+)
+def test_labels(choice: TransformChoice, label: str) -> None:
+    assert choice.label == label
+    setting = Setting(key_format("fp8"), choice)
+    assert setting.label == ("fp8" if label == "none" else f"fp8, {label}")
+
+
+def test_every_combination_is_a_setting() -> None:
+    choices = transform_choices(("none", "hadamard"), ("none", "auto"), ("none", "channel"))
+    assert len(set(choices)) == 8
+    assert choices[0] == TransformChoice()
+    settings = StudySettings(formats=("nvfp4", "fp8"), transforms=choices)
+    assert len(settings.settings) == 16
+    assert [setting.format.name for setting in settings.settings[:3]] == ["nvfp4", "fp8", "nvfp4"]
+    assert settings.settings[1].transform == choices[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"formats": ("int4",)}, "format must be one of"),
+        ({"formats": ()}, "formats must be given, each once"),
+        ({"formats": ("fp8", "fp8")}, "formats must be given, each once"),
+        ({"transforms": ()}, "transforms must be given"),
+        ({"top_k": (0,)}, "top-k must be distinct numbers from 1"),
+        ({"top_k": (4, 4)}, "top-k must be distinct numbers from 1"),
+        ({"top_k": ()}, "top-k must be distinct numbers from 1"),
+        ({"softmax_scale": math.inf}, "softmax scale must be positive and finite"),
+        ({"softmax_scale": 0.0}, "softmax scale must be positive and finite"),
+    ],
+)
+def test_refuses_settings(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        StudySettings(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rotate": "givens"}, "rotate must be one of none, hadamard, got 'givens'"),
+        ({"center": "mean"}, "center must be one of none, channel, got 'mean'"),
+        ({"gain": "3"}, "gain must be none, auto or a power of two"),
+    ],
+)
+def test_refuses_transforms(options: dict[str, str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        TransformChoice(**options)
