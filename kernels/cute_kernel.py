@@ -162,6 +162,61 @@ def request_next(
     return Feed(group, unit, units, table, page, left)
 
 
+@cute.jit
+def score_share(
+    operands: cutlass.Constexpr,
+    source: Lengths,
+    query_rows: QueryRows,
+    score_rows: ScoreRows,
+    pages: Pages,
+    ring: Ring,
+    place: Place,
+    left: Int32,
+) -> None:
+    """Score the `left` units from a place on; a warp's whole share, at least one unit."""
+    fetch_query, prepare_query = operands.fetch_query, operands.prepare_query
+    read_keys, score = operands.read_keys, operands.score
+    loaded_words = operands.loaded_words
+    zero = opaque_zero()
+    group, unit, group_keys, _ = place
+    fetched = fetch_query(query_rows.of_group(group))
+    feed = start_feed(operands, source, pages, place, left)
+    for i in cutlass.range_constexpr(STAGES):
+        if feed.left > 0:
+            feed = request_next(operands, source, pages, ring, Int32(i), feed)
+    slot = Int32(0)
+    parity = Int32(0)
+    while left > 0:
+        prepared = prepare_query(fetched)
+        target = score_rows.of_group(group, group_keys)
+        count = cutlass.min(left, units_of_keys(source, group_keys) - unit)
+        for current in range(unit, unit + count):
+            barrier_wait(ring.barriers + slot * BARRIER_BYTES, parity)
+            stage = ring.stages + slot * stage_bytes(operands)
+            for part in cutlass.range_constexpr(operands.parts):
+                key_registers = read_keys(stage, part)
+                if cutlass.const_expr(part == operands.parts - 1):
+                    # Once the whole unit is in registers, its slot is free.
+                    arrived = all_arrived(loaded_words(key_registers), zero)
+                    cute.arch.sync_warp()
+                    if arrived and feed.left > 0:
+                        feed = request_next(operands, source, pages, ring, slot, feed)
+                store_scores(
+                    score(prepared, key_registers, part),
+                    target,
+                    current << operands.unit_shift,
+                    1 << operands.unit_shift,
+                )
+            slot += 1
+            if slot == STAGES:
+                slot = Int32(0)
+                parity ^= 1
+        left -= count
+        if left > 0:
+            group, unit, group_keys, _ = find_place(source, group + 1, Int32(0))
+            fetched = fetch_query(query_rows.of_group(group))
+
+
 @cute.kernel
 def score_kernel(
     query: Int64,
@@ -222,47 +277,7 @@ def score_kernel(
     worker = Worker(warp, cta, WARPS, first_ctas, ctas - first_ctas)
     place, left = find_share(source, worker, scratch, THREADS)
     if left > 0:
-        fetch_query, prepare_query = operands.fetch_query, operands.prepare_query
-        read_keys, score = operands.read_keys, operands.score
-        loaded_words = operands.loaded_words
-        zero = opaque_zero()
-        group, unit, group_keys, _ = place
-        fetched = fetch_query(query_rows.of_group(group))
-        feed = start_feed(operands, source, pages, place, left)
-        for i in cutlass.range_constexpr(STAGES):
-            if feed.left > 0:
-                feed = request_next(operands, source, pages, ring, Int32(i), feed)
-        slot = Int32(0)
-        parity = Int32(0)
-        while left > 0:
-            prepared = prepare_query(fetched)
-            target = score_rows.of_group(group, group_keys)
-            count = cutlass.min(left, units_of_keys(source, group_keys) - unit)
-            for current in range(unit, unit + count):
-                barrier_wait(ring.barriers + slot * BARRIER_BYTES, parity)
-                stage = ring.stages + slot * stage_bytes(operands)
-                for part in cutlass.range_constexpr(operands.parts):
-                    key_registers = read_keys(stage, part)
-                    if cutlass.const_expr(part == operands.parts - 1):
-                        # Once the whole unit is in registers, its slot is free.
-                        arrived = all_arrived(loaded_words(key_registers), zero)
-                        cute.arch.sync_warp()
-                        if arrived and feed.left > 0:
-                            feed = request_next(operands, source, pages, ring, slot, feed)
-                    store_scores(
-                        score(prepared, key_registers, part),
-                        target,
-                        current << operands.unit_shift,
-                        1 << operands.unit_shift,
-                    )
-                slot += 1
-                if slot == STAGES:
-                    slot = Int32(0)
-                    parity ^= 1
-            left -= count
-            if left > 0:
-                group, unit, group_keys, _ = find_place(source, group + 1, Int32(0))
-                fetched = fetch_query(query_rows.of_group(group))
+        score_share(operands, source, query_rows, score_rows, pages, ring, place, left)
 
 
 @cute.jit

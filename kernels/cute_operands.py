@@ -12,6 +12,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint16, Uint32
 
+from sdsa_quant.layout import (
+    CODE_PAGE_BYTES,
+    DIM,
+    PACKED_DIM,
+    SCALE_PAGE_BYTES,
+    SCALES_PER_KEY,
+)
+
 from .cute_ptx import (
     Registers,
     as_float,
@@ -40,10 +48,7 @@ from .cute_unpack import (
 )
 
 QUARTER_F16X2 = 0x34003400  # FP16 pair (0.25, 0.25)
-CODE_BYTES = 64  # of a key
-SCALE_BYTES = 8
-BF16_BYTES = 256
-CODE_PAGE_BYTES = 4096
+BF16_KEY_BYTES = 2 * DIM
 
 
 class QueryRows(NamedTuple):
@@ -125,7 +130,7 @@ def store_scores(
 class Operands(Protocol):
     """One way to score a unit; its methods run while a kernel is traced, once per place of use."""
 
-    unit_shift: int  # log2 of the keys in a unit
+    unit_shift: int  # log2 of the keys in a unit: 6 for a page, 4 for a quarter page
     unit_bytes: int  # of key values
     scale_bytes: int
     parts: int  # in which a unit is read and scored, to hold fewer registers
@@ -162,8 +167,8 @@ class DotProducts:
     """
 
     unit_shift = 6
-    unit_bytes = 4096
-    scale_bytes = 512
+    unit_bytes = CODE_PAGE_BYTES
+    scale_bytes = SCALE_PAGE_BYTES
     parts = 2
 
     def __init__(self, mixed: bool, converts: bool) -> None:
@@ -195,12 +200,12 @@ class DotProducts:
     def read_keys(self, stage: Int32, part: int) -> list[KeyQuarter]:
         """This lane's quarter of its keys ``4 g .. 4 g + 3`` of half a page."""
         g, t = _quad()
-        codes = stage + g * (4 * CODE_BYTES) + t * 16
-        scales = stage + CODE_PAGE_BYTES + g * (4 * SCALE_BYTES) + t * 2
+        codes = stage + g * (4 * PACKED_DIM) + t * 16
+        scales = stage + CODE_PAGE_BYTES + g * (4 * SCALES_PER_KEY) + t * 2
         return [
             KeyQuarter(
-                load_shared_words(codes + key * CODE_BYTES),
-                load_shared_pair(scales + key * SCALE_BYTES),
+                load_shared_words(codes + key * PACKED_DIM),
+                load_shared_pair(scales + key * SCALES_PER_KEY),
             )
             for key in range(32 * part, 32 * part + 4)
         ]
@@ -239,7 +244,7 @@ class Bf16DotProducts:
     """BF16 keys and query rows, a quarter page at a time; columns are query rows."""
 
     unit_shift = 4
-    unit_bytes = 4096
+    unit_bytes = 16 * BF16_KEY_BYTES
     scale_bytes = 0
     parts = 1
 
@@ -257,9 +262,9 @@ class Bf16DotProducts:
     def read_keys(self, stage: Int32, part: int) -> list[list[Registers]]:
         """The same chunks of this lane's keys ``2 g`` and ``2 g + 1``."""
         g, t = _quad()
-        address = stage + g * (2 * BF16_BYTES) + t * 16
+        address = stage + g * (2 * BF16_KEY_BYTES) + t * 16
         return [
-            [load_shared_words(address + key * BF16_BYTES + chunk * 64) for chunk in range(4)]
+            [load_shared_words(address + key * BF16_KEY_BYTES + chunk * 64) for chunk in range(4)]
             for key in range(2)
         ]
 
@@ -306,8 +311,8 @@ class BlockColumns:
     """
 
     unit_shift = 6
-    unit_bytes = 4096
-    scale_bytes = 512
+    unit_bytes = CODE_PAGE_BYTES
+    scale_bytes = SCALE_PAGE_BYTES
     parts = 2
 
     START_BITS = 0x4B400000
@@ -351,16 +356,16 @@ class BlockColumns:
         """
         g, t = _quad()
         odd = g & 1
-        codes = stage + g * (4 * CODE_BYTES) + t * 16
-        scales = stage + CODE_PAGE_BYTES + g * (4 * SCALE_BYTES) + t * 2
+        codes = stage + g * (4 * PACKED_DIM) + t * 16
+        scales = stage + CODE_PAGE_BYTES + g * (4 * SCALES_PER_KEY) + t * 2
         keys = []
         for i in range(4):
             shift = odd if i % 2 == 0 else -odd
             key = 32 * part + i
             keys.append(
                 KeyQuarter(
-                    load_shared_words(codes + shift * CODE_BYTES + key * CODE_BYTES),
-                    load_shared_pair(scales + shift * SCALE_BYTES + key * SCALE_BYTES),
+                    load_shared_words(codes + shift * PACKED_DIM + key * PACKED_DIM),
+                    load_shared_pair(scales + shift * SCALES_PER_KEY + key * SCALES_PER_KEY),
                 )
             )
         return keys

@@ -167,6 +167,34 @@ def test_many_groups(generator: torch.Generator, kind: str, groups: int) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows_per_group", [1, 2, 8])
+def test_long_lists_of_pages_that_arrive_at_once(
+    generator: torch.Generator, kind: str, rows_per_group: int
+) -> None:
+    # 16 pages, in the L2 cache, over and over: copies are as fast as they can be, and must still
+    # not overtake the loads from the memory that they overwrite. The list is long enough for the
+    # second wave of CTAs; its last page is partial.
+    length = 2_000_001
+    small = make_problem(
+        [16 * PAGE], generator=generator, kind=kind, rows_per_group=rows_per_group, integers=True
+    ).to("cuda")
+    by_page = small.run("cute")[:, : 16 * PAGE].unflatten(1, (16, PAGE)).clone()
+    assert_scores(small, exact=True)
+    blocks = torch.randint(0, 16, (-(-length // PAGE),), generator=generator).to("cuda")
+    big = small.replace(
+        block_table=small.block_table[0, blocks][None].contiguous(),
+        context_lengths=torch.tensor([length], dtype=torch.int32, device="cuda"),
+        scores=torch.empty((rows_per_group, length + 63), device="cuda"),
+    )
+    expected = by_page[:, blocks].flatten(1)[:, :length]
+    for _ in range(10):
+        big.scores.fill_(UNTOUCHED)
+        big.run("cute")
+        assert torch.equal(big.scores[:, :length], expected)
+        assert (big.scores[:, length:] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows_per_group", [1, 2, 8])
 def test_pages_beyond_2_gigabytes(
     generator: torch.Generator, kind: str, rows_per_group: int
 ) -> None:
