@@ -1,0 +1,110 @@
+"""Measure one scoring call on its device: graph replays beside both roofs, or plain repeats.
+
+On a GPU: `graph_timing` for the calls, `roofs` for what memory allows, and on lines of their own
+what a replay leaves out, the seconds of the first call and the host time of an eager one. On a CPU
+there is no graph and no roof, only the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .checks import ScoreProblem
+from .graph_timing import Rotation, first_call_seconds, host_overhead_us, l2_bytes, time_graph
+from .timing import Timing, time_eager
+from .traffic import Traffic
+
+_GATHER_REPEATS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a call takes, and what it could take; everything after `traffic` is None on a CPU."""
+
+    timing: Timing
+    traffic: Traffic
+    calls_per_replay: int
+    rotation: Rotation | None
+    gather: Timing | None  # the page-gather roof
+    read_bytes_per_second: float | None
+    compile_seconds: float | None
+    host_us: float | None
+
+    @property
+    def gigabytes_per_second(self) -> float:
+        """Bandwidth by the bytes model, 10^9 bytes per second."""
+        return self.traffic.gigabytes_per_second(self.timing.median_us)
+
+    @property
+    def gather_share(self) -> float | None:
+        """The page-gather roof's time as a share of the call's: 1 is as fast as memory allows."""
+        return None if self.gather is None else self.gather.median_us / self.timing.median_us
+
+    @property
+    def read_share(self) -> float | None:
+        """Bandwidth as a share of the read roof; None for what a cache served."""
+        if self.read_bytes_per_second is None or self.cache_resident:
+            return None
+        return self.gigabytes_per_second * 1e9 / self.read_bytes_per_second
+
+    @property
+    def cache_resident(self) -> bool:
+        """Whether the bandwidth is not the memory's: hot calls, or more than memory can give."""
+        if self.rotation is None or self.read_bytes_per_second is None:
+            return False
+        above = self.gigabytes_per_second * 1e9 > self.read_bytes_per_second
+        return above or not self.rotation.cold
+
+
+def measure_calls(
+    problems: Sequence[ScoreProblem],
+    call: Callable[[ScoreProblem], object],
+    traffic: Traffic,
+    repeats: int,
+    *,
+    calls_per_replay: int = 1,
+) -> Measurement:
+    """Measure `call` over a rotation of problems that do the same work on different pages.
+
+    Parameters
+    ----------
+    problems : sequence of ScoreProblem
+        The rotation, all on one device.
+    call : callable
+        Scores a problem.
+    traffic : Traffic
+        Bytes of one call.
+    repeats : int
+        Samples to take.
+    calls_per_replay : int
+        Calls in a graph, on a GPU.
+    """
+    device = problems[0].device
+    calls = [_bind(call, problem) for problem in problems]
+    if device.type != "cuda":
+        timing = time_eager(calls[0], repeats)
+        return Measurement(timing, traffic, 1, None, None, None, None, None)
+    from .roofs import read_roof_bytes_per_second, time_page_gather
+    from .triton_launch import device_index
+
+    with torch.cuda.device(device):
+        compile_seconds = first_call_seconds(calls[0])
+        timing = time_graph(calls, repeats, calls_per_replay=calls_per_replay)
+        host_us = host_overhead_us(calls[0])
+        gather = time_page_gather(problems, _GATHER_REPEATS, calls_per_replay=calls_per_replay)
+        read = read_roof_bytes_per_second(device_index(device))
+    rotation = Rotation(
+        calls=len(problems),
+        touched_bytes=len(problems) * traffic.key_bytes,
+        l2_bytes=l2_bytes(device),
+    )
+    return Measurement(
+        timing, traffic, calls_per_replay, rotation, gather, read, compile_seconds, host_us
+    )
+
+
+def _bind(call: Callable[[ScoreProblem], object], problem: ScoreProblem) -> Callable[[], object]:
+    return lambda: call(problem)
