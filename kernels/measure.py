@@ -14,6 +14,7 @@ import torch
 
 from .checks import ScoreProblem
 from .graph_timing import Rotation, first_call_seconds, host_overhead_us, l2_bytes, time_graph
+from .scores import indexer_scores
 from .timing import Timing, time_eager
 from .traffic import Traffic
 
@@ -59,34 +60,33 @@ class Measurement:
         return above or not self.rotation.cold
 
 
-def measure_calls(
+def measure_problems(
     problems: Sequence[ScoreProblem],
-    call: Callable[[ScoreProblem], object],
     traffic: Traffic,
     repeats: int,
     *,
+    backend: str = "auto",
     calls_per_replay: int = 1,
 ) -> Measurement:
-    """Measure `call` over a rotation of problems that do the same work on different pages.
+    """Measure `indexer_scores` over a rotation of problems: the same work on different pages.
 
     Parameters
     ----------
     problems : sequence of ScoreProblem
-        The rotation, all on one device.
-    call : callable
-        Scores a problem.
+        The rotation, all on one device. Their scores are overwritten.
     traffic : Traffic
         Bytes of one call.
     repeats : int
         Samples to take.
+    backend : str
+        As `indexer_scores` takes it.
     calls_per_replay : int
         Calls in a graph, on a GPU.
     """
+    calls = [scoring_call(problem, backend) for problem in problems]
     device = problems[0].device
-    calls = [_bind(call, problem) for problem in problems]
     if device.type != "cuda":
-        timing = time_eager(calls[0], repeats)
-        return Measurement(timing, traffic, 1, None, None, None, None, None)
+        return measure_on_the_cpu(calls[0], traffic, repeats)
     from .roofs import read_roof_bytes_per_second, time_page_gather
     from .triton_launch import device_index
 
@@ -96,15 +96,31 @@ def measure_calls(
         host_us = host_overhead_us(calls[0])
         gather = time_page_gather(problems, _GATHER_REPEATS, calls_per_replay=calls_per_replay)
         read = read_roof_bytes_per_second(device_index(device))
-    rotation = Rotation(
-        calls=len(problems),
-        touched_bytes=len(problems) * traffic.key_bytes,
-        l2_bytes=l2_bytes(device),
-    )
+    rotation = Rotation(len(problems), len(problems) * traffic.key_bytes, l2_bytes(device))
     return Measurement(
         timing, traffic, calls_per_replay, rotation, gather, read, compile_seconds, host_us
     )
 
 
-def _bind(call: Callable[[ScoreProblem], object], problem: ScoreProblem) -> Callable[[], object]:
-    return lambda: call(problem)
+def measure_on_the_cpu(call: Callable[[], object], traffic: Traffic, repeats: int) -> Measurement:
+    """Time plain repeats of a call; a CPU has no graph, and no roof is measured there."""
+    return Measurement(time_eager(call, repeats), traffic, 1, None, None, None, None, None)
+
+
+def scoring_call(problem: ScoreProblem, backend: str) -> Callable[[], None]:
+    """`indexer_scores` on the tensors of a checked problem."""
+
+    def call() -> None:
+        indexer_scores(
+            problem.query,
+            problem.key_cache,
+            problem.block_table,
+            problem.context_lengths,
+            requests=problem.requests,
+            scores=problem.scores,
+            query_scales=problem.query_scales,
+            key_scales=problem.key_scales,
+            backend=backend,
+        )
+
+    return call

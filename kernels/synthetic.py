@@ -65,7 +65,7 @@ def synthetic_problems(
     record = record_bytes(key_format)
     needed = pages * record + shape.rows * shape.max_context * 4
     free = available_bytes(device)
-    if free is not None and needed > free:
+    if needed > free:
         raise UnsupportedError(
             f"a shape of {len(shape.lengths)} groups needs {needed:,} bytes for {rotations} "
             f"rotations and scores, {device} has {free:,} bytes free"
