@@ -19,7 +19,7 @@ from sdsa_quant.paging import BF16, NVFP4, PagedKeys
 from sdsa_quant.transforms import KeyTransform
 
 from .backends import choose_backend
-from .checks import check_scores_call
+from .checks import ScoreProblem, check_scores_call
 from .memory import available_bytes
 from .scores import indexer_scores
 from .traffic import Traffic, score_traffic
@@ -106,9 +106,12 @@ class ScoreTask:
         RuntimeError
             No backend, or not the one asked for, can serve them on this machine.
         """
+        return choose_backend(self.problem(scores), self.backend).name
+
+    def problem(self, scores: torch.Tensor) -> ScoreProblem:
+        """The call over as many of the first groups as `scores` has rows for, checked."""
         groups = scores.shape[0] // self.rows_per_group
-        problem = check_scores_call(**self._call(0, groups, scores))
-        return choose_backend(problem, self.backend).name
+        return check_scores_call(**self._call(0, groups, scores))
 
     def _call(self, first: int, stop: int, scores: torch.Tensor) -> dict[str, Any]:
         """Arguments of `indexer_scores` for some of the groups."""
@@ -256,6 +259,10 @@ class PieceScorer:
         """Score every piece and keep none: what a timing repeats. Allocates nothing itself."""
         for first, stop in self._bounds():
             self.task.score_groups(first, stop, self._scores_of(first, stop))
+
+    def problem(self) -> ScoreProblem:
+        """The call over the first piece's groups, checked."""
+        return self.task.problem(self._scores)
 
     def _bounds(self) -> Iterator[tuple[int, int]]:
         for first in range(0, self.task.groups, self.groups_per_piece):

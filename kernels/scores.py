@@ -68,7 +68,7 @@ def indexer_scores(
     RuntimeError
         No backend, or not the one asked for, can serve this call on this machine.
     """
-    checked_mode = os.environ.get("SDSA_CHECK") == "1"
+    checked_mode = "SDSA_CHECK" in os.environ and os.environ["SDSA_CHECK"] == "1"
     arguments = (
         query,
         key_cache,

@@ -173,7 +173,7 @@ def score_kernel(
                     query_ptr, first_row, rows_per_group, query_stride, value, QUERY
                 )
                 keys_of_page = keys_ptr + page * page_stride * _BF16_PER_VECTOR
-                keys = gl.load(keys_of_page + key_dim + dim)
+                keys = gl.load(keys_of_page + key_dim + dim, eviction_policy="evict_first")
                 page = gl.load(table + 1, mask=steps > 1, other=0).to(gl.int64)
             scores = scores_ptr + ((first_row + score_row) * scores_stride)[None, :]
             scores += (score_key + block * _PAGE)[:, None]
@@ -182,9 +182,9 @@ def score_kernel(
                 page_scores = gl.zeros([_PAGE, _ROWS], gl.float32, layout=SCORES)
                 if KEY_NVFP4:
                     codes = keys_ptr + page * page_stride * _WORDS_PER_VECTOR
-                    words = gl.load(codes + key_word + word)
+                    words = gl.load(codes + key_word + word, eviction_policy="evict_first")
                     scales = key_scales_ptr + page * scale_page_stride * _PAIRS_PER_VECTOR
-                    pairs = gl.load(scales + key_pair + pair)
+                    pairs = gl.load(scales + key_pair + pair, eviction_policy="evict_first")
                     page = gl.load(table + step + 1, mask=step + 1 < steps, other=0).to(gl.int64)
                     even, odd = decode(words, pairs, _PAGE, QUERY_NVFP4, WARPS)
                     even = gl.convert_layout(even, KEYS, assert_trivial=True)
@@ -196,7 +196,9 @@ def score_kernel(
                     next_keys = keys
                     if step + 1 < steps:  # a branch, so that these loads are issued first
                         keys_of_page = keys_ptr + page * page_stride * _BF16_PER_VECTOR
-                        next_keys = gl.load(keys_of_page + key_dim + dim)
+                        next_keys = gl.load(
+                            keys_of_page + key_dim + dim, eviction_policy="evict_first"
+                        )
                         page = gl.load(table + step + 2, mask=step + 2 < steps, other=0)
                         page = page.to(gl.int64)
                     page_scores = mma_v2(keys, query, page_scores)

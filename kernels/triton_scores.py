@@ -45,9 +45,10 @@ class _Tuning:
     """Launch shape of the Gluon kernel.
 
     `programs` a multiprocessor are resident at once with `registers` a thread. H200, Triton 3.6,
-    2026-11, (32 groups, 1 row, 65,536 keys): NVFP4 with 2 warps takes 48.5 us, with 1 or 4 warps
-    50.1 and 51.4, with a page loaded ahead 50.6; BF16 takes 142.6 us with 4 warps and a page loaded
-    ahead, 153 without, 178 with 2 warps.
+    2026-11, (32 groups, 1 row, 65,536 keys), calls in a graph: NVFP4 takes 47.2 us with 2 warps, 12
+    programs and 6 registers spilled; 48.6 with 10 programs and none, 53 with 4 warps, 49 to 53 with
+    2 to 4 times the programs. BF16 takes 138 to 139 us with 4 to 32 programs, but few make small
+    calls short: (1, 1, 131,072) takes 12.4 us with 4, 14.0 with 8 and 18.8 with 32.
     """
 
     warps: int
@@ -141,7 +142,8 @@ def make_plan(problem: ScoreProblem) -> Plan | None:
         problem.scores.stride(0),
         *_constants(problem.query_format, problem.key_format),
     )
-    current_device, current_stream = torch.cuda.current_device, _current_stream
+    current_device = torch.cuda.current_device
+    current_stream = _stream_lookup()
 
     def plan(*addresses: int) -> None:
         if current_device() == index:
@@ -158,11 +160,11 @@ def compiled_variants() -> list[tuple[int, Formats]]:
     return list(_compiled)
 
 
-def _current_stream(index: int) -> int:
-    """Handle of the current stream of a device, the way Triton's own launches look it up."""
+def _stream_lookup() -> Callable[[int], int]:
+    """What gives the handle of a device's current stream, as Triton's own launches do."""
     from triton.runtime import driver
 
-    return driver.active.get_current_stream(index)
+    return driver.active.get_current_stream
 
 
 def _constants(query_format: str, key_format: str) -> tuple[bool, bool, int]:

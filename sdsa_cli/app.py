@@ -18,7 +18,17 @@ from typer.core import TyperGroup
 
 from sdsa_quant.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, SdsaError
 
-from . import __version__, compare, inspect_file, quantize_cache, report, score, study
+from . import (
+    __version__,
+    bench,
+    compare,
+    doctor,
+    inspect_file,
+    quantize_cache,
+    report,
+    score,
+    study,
+)
 from .options import help_text
 from .output import print_error
 
@@ -134,5 +144,7 @@ _add_command(quantize_cache.COMMAND, quantize_cache.quantize_cache, quantize_cac
 _add_command(score.COMMAND, score.score, score.EXAMPLES)
 _add_command(inspect_file.COMMAND, inspect_file.inspect, inspect_file.EXAMPLES)
 _add_command(study.COMMAND, study.study, study.EXAMPLES)
+_add_command(bench.COMMAND, bench.bench, bench.EXAMPLES)
+_add_command(doctor.COMMAND, doctor.doctor, doctor.EXAMPLES)
 _add_command(report.COMMAND, report.report, report.EXAMPLES)
 _add_command(compare.COMMAND, compare.compare, compare.EXAMPLES)

@@ -121,6 +121,12 @@ def score(
             help="Time N replays of a CUDA graph; on a CPU N plain repeats.",
         ),
     ] = None,
+    hot: Annotated[
+        bool,
+        typer.Option(
+            "--hot", help="Replay on the cache itself, not on copies that exceed the L2 cache."
+        ),
+    ] = False,
     backend: BackendOption = "auto",
     device: DeviceOption = "auto",
     chunk: Annotated[
@@ -163,6 +169,7 @@ def score(
         top_k=parse_top_k(top_k),
         softmax_scale=choose_softmax_scale(softmax_scale),
         graph_replay=at_least_one("--graph-replay", graph_replay),
+        hot=hot,
         backend=backend,
         device=choose_device(device),
         chunk=at_least_one("--chunk", chunk),
@@ -217,7 +224,7 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
         )
     timing = None
     if options.graph_replay is not None and all(is_valid(row) for row in rows):
-        timing = time_scorer(scorer, options.graph_replay)
+        timing = time_scorer(scorer, options.graph_replay, hot=options.hot)
     return ScoreReport(
         options=options,
         cache=cache,

@@ -31,6 +31,7 @@ class ScoreOptions:
     top_k: tuple[int, ...]
     softmax_scale: float
     graph_replay: int | None
+    hot: bool
     backend: str
     device: str
     chunk: int | None

@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from .environment import describe_environment
 from .json_documents import command_document
+from .measurement import LONGEST_US, measurement_fields, rotation_words, share_text
 from .output import fields_table, table
 from .text import describe_transform, error_size, similarity
 
 if TYPE_CHECKING:
+    from sdsa_kernels.measure import Measurement
     from sdsa_kernels.score_cache import PieceScorer
     from sdsa_kernels.score_rows import RowScores
-    from sdsa_kernels.timing import Timing
-    from sdsa_kernels.traffic import Traffic
     from sdsa_quant.accuracy import Accuracy, Summary
     from sdsa_quant.baseline_file import Baseline
     from sdsa_quant.cache_file import CacheFile
 
     from .score_inputs import ScoreOptions
 
-_LONGEST_US = 10_000  # shown in microseconds; what takes longer is in milliseconds
 _ROWS_SHOWN = 8  # of the table of scores, which stands where there is no accuracy
 
 
@@ -38,7 +37,7 @@ class ScoreReport:
     baseline: Baseline | None
     rows: Sequence[RowScores]
     accuracy: Accuracy | None
-    timing: Timing | None
+    timing: Measurement | None
     scores_file_bytes: int | None
 
     @property
@@ -118,21 +117,7 @@ def _baseline_fields(baseline: Baseline | None) -> dict[str, Any] | None:
 def _timing_fields(report: ScoreReport) -> dict[str, Any] | None:
     if report.timing is None:
         return None
-    traffic = report.scorer.task.traffic()
-    return {
-        "replay": report.timing.replay,
-        "repeats": len(report.timing.samples_us),
-        "median_us": report.timing.median_us,
-        "p10_us": report.timing.p10_us,
-        "p90_us": report.timing.p90_us,
-        "samples_us": report.timing.samples_us,
-        "pages": traffic.pages,
-        "key_bytes": traffic.key_bytes,
-        "query_bytes": traffic.query_bytes,
-        "score_bytes": traffic.score_bytes,
-        "total_bytes": traffic.total_bytes,
-        "gigabytes_per_second": traffic.gigabytes_per_second(report.timing.median_us),
-    }
+    return measurement_fields(report.timing)
 
 
 def _row_fields(row: RowScores) -> dict[str, Any]:
@@ -169,7 +154,9 @@ def report_tables(report: ScoreReport) -> list[Any]:
         parts += ["", _top_k_table(report.accuracy), _row_counts(report.accuracy)]
         parts += ["", _errors_table(report.accuracy)]
     if report.timing is not None:
-        parts += ["", _timing_table(report.timing, report.scorer.task.traffic())]
+        parts += ["", _timing_table(report.timing)]
+        if report.timing.rotation is not None:
+            parts.append(fields_table(_roof_fields(report.timing)))
     return parts
 
 
@@ -294,8 +281,9 @@ def _scores_table(rows: Sequence[RowScores]) -> Any:
     return result
 
 
-def _timing_table(timing: Timing, traffic: Traffic) -> Any:
-    unit, unit_us = ("us", 1.0) if timing.median_us < _LONGEST_US else ("ms", 1e3)
+def _timing_table(measurement: Measurement) -> Any:
+    timing = measurement.timing
+    unit, unit_us = ("us", 1.0) if timing.median_us < LONGEST_US else ("ms", 1e3)
     result = _compact_table(
         "time", "runs", f"median {unit}", f"p10 {unit}", f"p90 {unit}", "bytes moved", "GB/s"
     )
@@ -304,10 +292,25 @@ def _timing_table(timing: Timing, traffic: Traffic) -> Any:
         f"replay: {timing.replay}",
         f"{len(timing.samples_us):,}",
         *(f"{microseconds / unit_us:,.1f}" for microseconds in times),
-        f"{traffic.total_bytes:,}",
-        f"{traffic.gigabytes_per_second(timing.median_us):,.4g}",
+        f"{measurement.traffic.total_bytes:,}",
+        f"{measurement.gigabytes_per_second:,.4g}",
     )
     return result
+
+
+def _roof_fields(measurement: Measurement) -> Mapping[str, str]:
+    """What stands beside a GPU's time: the roofs, how cold it was, and what a replay leaves out."""
+    gather, read = measurement.gather, measurement.read_bytes_per_second
+    assert gather is not None
+    assert read is not None
+    share = share_text(measurement.gather_share)
+    return {
+        "page-gather roof": f"{gather.median_us:,.1f} us, share {share}",
+        "read roof": f"{read / 1e9:,.0f} GB/s, share {share_text(measurement.read_share)}",
+        "pages": rotation_words(measurement),
+        "first call": f"{measurement.compile_seconds:.3g} s more than the second",
+        "eager call": f"{measurement.host_us:.3g} us of the host's time",
+    }
 
 
 def _count(number: int, noun: str) -> str:

@@ -106,7 +106,7 @@ def test_refused_arguments_leave_a_capture_usable(generator: torch.Generator) ->
         del graph
     gc.collect()
     torch.cuda.synchronize()
-    assert torch.cuda.memory_reserved() == reserved
+    assert torch.cuda.memory_reserved() <= reserved
     problem.scores.fill_(UNTOUCHED)
     capture(lambda: problem.run("triton")).replay()
     torch.cuda.synchronize()

@@ -138,7 +138,9 @@ def test_run_repeats_what_pieces_gave(tmp_path: Path, generator: torch.Generator
 
 
 def test_timing_a_cpu_is_eager(tmp_path: Path, generator: torch.Generator) -> None:
-    timing = time_scorer(PieceScorer(make_task(tmp_path, generator), 2), 5)
+    measurement = time_scorer(PieceScorer(make_task(tmp_path, generator), 2), 5)
+    timing = measurement.timing
+    assert measurement.rotation is None
     assert timing.replay == "eager"
     assert len(timing.samples_us) == 5
     assert 0 < timing.p10_us <= timing.median_us <= timing.p90_us

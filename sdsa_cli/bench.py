@@ -1,0 +1,318 @@
+"""`sdsa bench`: time scoring calls over a table of shapes, without files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sdsa_quant.errors import InputError
+
+from .bench_shapes import BenchShape, parse_shape, read_lengths_file
+from .environment import describe_environment
+from .json_documents import command_document, strict_json
+from .measurement import cache_words, measurement_fields, share_text
+from .options import DeviceOption, ForceFlag, JsonFile, choose_device, examples
+from .output import Output, table
+from .output_paths import check_outputs
+from .score_inputs import at_least_one
+
+if TYPE_CHECKING:
+    import torch
+
+    from sdsa_kernels.measure import Measurement
+
+COMMAND = "bench"
+EXAMPLES = examples(
+    "sdsa bench --shape 1,1,512 --values bf16,nvfp4 --repeats 5",
+    "sdsa bench --shape 4,2,256 --shape 2,8,128,4096 --check --repeats 5 --json -",
+)
+DEFAULT_SHAPES = ("1,1,8192", "1,1,131072", "8,1,131072", "32,1,65536", "32,8,65536")
+VALUES = ("bf16", "nvfp4", "mixed")
+BACKENDS = ("auto", "cute", "triton", "torch")
+STDOUT = Path("-")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What one run of `sdsa bench` was asked to do."""
+
+    shapes: Sequence[BenchShape]
+    values: Sequence[str]
+    backends: Sequence[str]
+    repeats: int
+    calls_per_replay: int
+    hot: bool
+    check: bool
+    compare: bool
+    device: str
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BenchResult:
+    """One line of the table."""
+
+    shape: BenchShape
+    values: str
+    backend: str
+    measurement: Measurement
+    checked: bool
+    flashinfer_us: float | None
+    gather_bmm_us: float | None
+
+
+def bench(
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            metavar="GROUPS,ROWS,LENGTH[,MAX_CONTEXT]",
+            help="Groups, rows of each, keys of each, and columns of the scores (default: LENGTH); "
+            "may be given again. Default: five shapes from small to large.",
+        ),
+    ] = None,
+    lengths_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--lengths-file",
+            metavar="FILE",
+            help="Text file with one group's keys on each line: one more shape, of 1 row a group.",
+        ),
+    ] = None,
+    values: Annotated[
+        str,
+        typer.Option("--values", metavar="LIST", help="Of bf16, nvfp4 and mixed (BF16 x NVFP4)."),
+    ] = ",".join(VALUES),
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="LIST", help="Of auto, cute, triton and torch.")
+    ] = "auto",
+    repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Samples to take.")] = 100,
+    calls_per_replay: Annotated[
+        int,
+        typer.Option(
+            "--calls-per-replay",
+            metavar="N",
+            help="Calls in a graph, which share what a replay and its events cost.",
+        ),
+    ] = 1,
+    hot: Annotated[
+        bool, typer.Option("--hot", help="Replay on the same pages instead of rotating.")
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Compare every timed result with float64; a miss is exit 1."),
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare/--no-compare",
+            help="Also time flashinfer, where it is installed, and gather + torch.bmm (GPU only).",
+        ),
+    ] = True,
+    device: DeviceOption = "auto",
+    seed: Annotated[int, typer.Option("--seed", help="Of the random keys and queries.")] = 0,
+    json: JsonFile = None,
+    force: ForceFlag = False,
+) -> None:
+    """Time scoring calls on random keys, beside what the device's memory allows.
+
+    On a GPU a sample is a CUDA graph replay, on pages that rotate through more than twice the L2
+    cache, and every time stands beside the page-gather and the read roof. On a CPU a sample is a
+    plain call.
+    """
+    shapes = [parse_shape(text) for text in shape or ()]
+    if lengths_file is not None:
+        shapes.append(read_lengths_file(lengths_file))
+    options = BenchOptions(
+        shapes=shapes or [parse_shape(text) for text in DEFAULT_SHAPES],
+        values=_parse_list("--values", values, VALUES),
+        backends=_parse_list("--backend", backend, BACKENDS),
+        repeats=at_least_one("--repeats", repeats) or 1,
+        calls_per_replay=at_least_one("--calls-per-replay", calls_per_replay) or 1,
+        hot=hot,
+        check=check,
+        compare=compare,
+        device=choose_device(device),
+        seed=seed,
+    )
+    if json is not None and json != STDOUT:
+        inputs = [] if lengths_file is None else [lengths_file]
+        check_outputs([json], inputs, force=force)
+    sink = Output(as_json=json == STDOUT)
+    results = run_bench(options, sink)
+    sink.result(*_tables(results))
+    document = _document(options, results)
+    sink.document(document)
+    if json is not None and json != STDOUT:
+        from sdsa_quant.atomic_file import write_text
+
+        write_text(json, strict_json(document) + "\n", force=force)
+
+
+def run_bench(options: BenchOptions, sink: Output) -> list[BenchResult]:
+    """Measure every shape with all values and backends."""
+    total = len(options.shapes) * len(options.values) * len(options.backends)
+    results = []
+    with sink.progress("measuring", total) as advance:
+        for shape in options.shapes:
+            for values in options.values:
+                results += _measure_shape(options, shape, values)
+                advance(len(options.backends))
+    return results
+
+
+def _measure_shape(options: BenchOptions, shape: BenchShape, values: str) -> list[BenchResult]:
+    import torch
+
+    from sdsa_kernels.backends import choose_backend
+    from sdsa_kernels.compare_calls import flashinfer_call, gather_bmm_call
+    from sdsa_kernels.measure import measure_problems
+    from sdsa_kernels.synthetic import Shape, synthetic_problems
+
+    device = torch.device(options.device)
+    sizes = Shape(shape.lengths, shape.rows_per_group, shape.max_context)
+    traffic = sizes.traffic(values)
+    problems = synthetic_problems(
+        sizes,
+        values,
+        device,
+        rotations=_rotations(options, traffic.key_bytes, device),
+        seed=options.seed,
+    )
+    compared = options.compare and device.type == "cuda"
+    others = {
+        make: _time_other([make(problem) for problem in problems], options) if compared else None
+        for make in (flashinfer_call, gather_bmm_call)
+    }
+    results = []
+    for backend in options.backends:
+        if options.check:
+            _check(problems[0], backend)
+        measurement = measure_problems(
+            problems,
+            traffic,
+            options.repeats,
+            backend=backend,
+            calls_per_replay=options.calls_per_replay,
+        )
+        results.append(
+            BenchResult(
+                shape=shape,
+                values=values,
+                backend=choose_backend(problems[0], backend).name,
+                measurement=measurement,
+                checked=options.check,
+                flashinfer_us=others[flashinfer_call],
+                gather_bmm_us=others[gather_bmm_call],
+            )
+        )
+    if device.type == "cuda":
+        del problems
+        torch.cuda.empty_cache()
+    return results
+
+
+def _rotations(options: BenchOptions, key_bytes: int, device: torch.device) -> int:
+    if options.hot or device.type != "cuda":
+        return 1
+    from sdsa_kernels.graph_timing import rotations_for
+
+    return rotations_for(key_bytes, device)
+
+
+def _time_other(calls: Sequence[Any], options: BenchOptions) -> float | None:
+    from sdsa_kernels.graph_timing import time_graph
+
+    if any(call is None for call in calls):
+        return None
+    timing = time_graph(calls, options.repeats, calls_per_replay=options.calls_per_replay)
+    return timing.median_us
+
+
+def _check(problem: Any, backend: str) -> None:
+    from sdsa_kernels.measure import scoring_call
+    from sdsa_kernels.score_check import UNTOUCHED, check_scores
+
+    problem.scores.fill_(UNTOUCHED)
+    scoring_call(problem, backend)()
+    check_scores(problem)
+
+
+def _parse_list(option: str, text: str, choices: Sequence[str]) -> tuple[str, ...]:
+    chosen = tuple(word.strip() for word in text.split(","))
+    for word in chosen:
+        if word not in choices:
+            raise InputError(f"{option} must be of {', '.join(choices)}, got {word!r}")
+    return chosen
+
+
+def _document(options: BenchOptions, results: Sequence[BenchResult]) -> dict[str, Any]:
+    return command_document(
+        COMMAND,
+        {
+            "inputs": options,
+            "results": [
+                {
+                    "shape": result.shape.fields(),
+                    "values": result.values,
+                    "backend": result.backend,
+                    "checked": result.checked,
+                    "flashinfer_us": result.flashinfer_us,
+                    "gather_bmm_us": result.gather_bmm_us,
+                    **measurement_fields(result.measurement),
+                }
+                for result in results
+            ],
+            "environment": describe_environment(),
+        },
+    )
+
+
+def _tables(results: Sequence[BenchResult]) -> list[Any]:
+    gpu = any(result.measurement.rotation is not None for result in results)
+    return [_gpu_table(results) if gpu else _cpu_table(results)]
+
+
+def _cpu_table(results: Sequence[BenchResult]) -> Any:
+    shown = table("shape", "values", "backend", "median us", "p10", "p90", "GB/s", numbers_from=3)
+    for result in results:
+        shown.add_row(*_first_columns(result), f"{result.measurement.gigabytes_per_second:,.3g}")
+    return shown
+
+
+def _gpu_table(results: Sequence[BenchResult]) -> Any:
+    shown = table(
+        "shape", "values", "backend", "median us", "p10", "p90", "GB/s", "gather roof us",
+        "of gather", "of read", "host us", "compile s", "flashinfer us", "bmm us", "pages",
+        numbers_from=3,
+    )  # fmt: skip
+    for result in results:
+        measurement = result.measurement
+        gather = measurement.gather
+        shown.add_row(
+            *_first_columns(result),
+            "-" if measurement.cache_resident else f"{measurement.gigabytes_per_second:,.0f}",
+            "-" if gather is None else _microseconds(gather.median_us),
+            share_text(measurement.gather_share),
+            share_text(measurement.read_share),
+            _microseconds(measurement.host_us),
+            "-" if measurement.compile_seconds is None else f"{measurement.compile_seconds:.2f}",
+            _microseconds(result.flashinfer_us),
+            _microseconds(result.gather_bmm_us),
+            cache_words(measurement),
+        )
+    return shown
+
+
+def _first_columns(result: BenchResult) -> tuple[str, ...]:
+    timing = result.measurement.timing
+    times = (timing.median_us, timing.p10_us, timing.p90_us)
+    return (result.shape.name, result.values, result.backend, *map(_microseconds, times))
+
+
+def _microseconds(time_us: float | None) -> str:
+    return "-" if time_us is None else f"{time_us:,.1f}"

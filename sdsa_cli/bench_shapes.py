@@ -1,0 +1,79 @@
+"""The shapes that `sdsa bench` measures: how they are written on the command line and in a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdsa_quant.errors import InputError
+from sdsa_quant.layout import MAX_ROWS
+
+_WANTED = "GROUPS,ROWS,LENGTH or GROUPS,ROWS,LENGTH,MAX_CONTEXT, whole numbers"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchShape:
+    """Sizes of the calls of one line: `lengths` are each group's keys."""
+
+    name: str
+    lengths: tuple[int, ...]
+    rows_per_group: int
+    max_context: int
+
+    def fields(self) -> dict[str, Any]:
+        """For a JSON document; `length` is null where the groups differ."""
+        same = len(set(self.lengths)) == 1
+        return {
+            "name": self.name,
+            "groups": len(self.lengths),
+            "rows_per_group": self.rows_per_group,
+            "length": self.lengths[0] if same else None,
+            "keys": sum(self.lengths),
+            "longest": max(self.lengths),
+            "max_context": self.max_context,
+        }
+
+
+def parse_shape(text: str) -> BenchShape:
+    """A shape such as ``32,1,65536`` or ``32,1,4096,1048576``.
+
+    Raises
+    ------
+    ValueError
+        It is none.
+    """
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (3, 4) or min(numbers) < 1:
+        raise InputError(f"--shape must be {_WANTED} from 1, got {text!r}")
+    groups, rows, length = numbers[:3]
+    max_context = numbers[3] if len(numbers) == 4 else length
+    if rows > MAX_ROWS:
+        raise InputError(f"--shape must have 1 to {MAX_ROWS} rows, got {text!r}")
+    if max_context < length:
+        raise InputError(f"--shape must have a MAX_CONTEXT of at least its LENGTH, got {text!r}")
+    return BenchShape(f"({text})", (length,) * groups, rows, max_context)
+
+
+def read_lengths_file(path: Path) -> BenchShape:
+    """A shape of 1 row a group from a file with one length on each line; blank lines are skipped.
+
+    Raises
+    ------
+    ValueError
+        A line is no length, or there is none.
+    """
+    lengths = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        word = line.strip()
+        if not word:
+            continue
+        if not word.isdecimal():
+            raise InputError(f"{path}: line {number} must be a group's keys, got {word!r}")
+        lengths.append(int(word))
+    if not lengths or not max(lengths):
+        raise InputError(f"{path}: must hold the keys of at least one group that has any")
+    return BenchShape(path.name, tuple(lengths), 1, max(lengths))

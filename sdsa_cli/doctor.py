@@ -1,0 +1,95 @@
+"""`sdsa doctor`: versions, devices, and which backend would serve what, or why none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .environment import describe_environment
+from .json_documents import command_document
+from .options import JsonFlag, examples
+from .output import Output, fields_table, heading, table
+from .text import byte_count
+
+COMMAND = "doctor"
+EXAMPLES = examples("sdsa doctor", "sdsa doctor --json")
+
+
+def doctor(json: JsonFlag = False) -> None:
+    """Report versions and devices, and the backend of each pair of formats on each device.
+
+    The backends are asked what `sdsa score` would ask them, about a small call that they could
+    serve. Always succeeds: what is missing is in the report.
+    """
+    sink = Output(as_json=json)
+    environment = describe_environment()
+    backends = describe_backends(environment)
+    sink.result(*_tables(environment, backends))
+    sink.document(command_document(COMMAND, {"environment": environment, "backends": backends}))
+
+
+def describe_backends(environment: dict[str, Any]) -> list[dict[str, Any]]:
+    """For each device and pair of formats: what ``auto`` picks, and each backend's reason."""
+    if environment["packages"]["torch"] is None:
+        return []
+    devices = ["cpu", *(f"cuda:{index}" for index in range(len(environment["cuda"]["devices"])))]
+    from sdsa_kernels.synthetic import FORMATS
+
+    return [_ask(device, values) for device in devices for values in FORMATS]
+
+
+def _ask(device: str, values: str) -> dict[str, Any]:
+    import torch
+
+    from sdsa_kernels.backends import BACKENDS
+    from sdsa_kernels.synthetic import FORMATS, Shape, synthetic_problems
+
+    query_format, key_format = FORMATS[values]
+    answer: dict[str, Any] = {
+        "device": device,
+        "query_format": query_format,
+        "key_format": key_format,
+        "auto": None,
+        "reasons": {},
+    }
+    try:
+        shape = Shape((1,), 1, 1)
+        problem = synthetic_problems(shape, values, torch.device(device), rotations=1, seed=0)[0]
+        reasons = {backend.name: backend.reason_unsupported(problem) for backend in BACKENDS}
+    except Exception as error:  # a broken install or driver is what a report has to show
+        answer["reasons"] = {"all": f"{type(error).__name__}: {error}"}
+        return answer
+    answer["auto"] = next((name for name, reason in reasons.items() if reason is None), None)
+    answer["reasons"] = reasons
+    return answer
+
+
+def _tables(environment: dict[str, Any], backends: list[dict[str, Any]]) -> list[Any]:
+    cuda = environment["cuda"]
+    versions = {
+        "sdsa": environment["sdsa"],
+        "python": environment["python"],
+        **{name: version or "not installed" for name, version in environment["packages"].items()},
+        "CUDA of torch": cuda["version"] or "none",
+    }
+    for index, device in enumerate(cuda["devices"]):
+        versions[f"cuda:{index}"] = (
+            f"{device['name']}, compute capability {device['capability']}, "
+            f"{device['multiprocessors']} multiprocessors, {byte_count(device['memory_bytes'])}"
+        )
+    if not cuda["devices"]:
+        versions["GPUs"] = cuda["error"] or "none"
+    shown = table("device", "query rows", "keys", "auto", "others", numbers_from=5)
+    for answer in backends:
+        others = [
+            f"{name}: {reason or 'also'}"
+            for name, reason in answer["reasons"].items()
+            if name != answer["auto"]
+        ]
+        shown.add_row(
+            answer["device"],
+            answer["query_format"],
+            answer["key_format"],
+            answer["auto"] or "none",
+            "\n".join(others),
+        )
+    return [heading("versions"), fields_table(versions), "", heading("backends"), shown]

@@ -1,0 +1,157 @@
+"""`sdsa bench` on a CPU: shapes, checks, its table and its document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from command_line import Run
+from sdsa_cli.bench_shapes import parse_shape, read_lengths_file
+from sdsa_kernels import measure, score_check
+from sdsa_kernels.graph_timing import Rotation
+from sdsa_kernels.measure import Measurement
+from sdsa_kernels.synthetic import FORMATS, Shape, synthetic_problems
+from sdsa_kernels.timing import Timing
+from sdsa_kernels.traffic import Traffic
+from sdsa_quant.errors import CheckFailedError, InputError, UnsupportedError
+
+QUICK = ("--repeats", "2", "--device", "cpu")
+
+
+def test_document(sdsa: Run) -> None:
+    shapes = ("--shape", "3,2,100,300", "--shape", "1,8,64")
+    outcome = sdsa("bench", *shapes, *QUICK, "--check", "--json", "-")
+    outcome.is_clean()
+    document = outcome.document
+    assert document["command"] == "bench"
+    results = document["results"]
+    assert [(r["shape"]["name"], r["values"]) for r in results] == [
+        (name, values) for name in ("(3,2,100,300)", "(1,8,64)") for values in FORMATS
+    ]
+    first = results[1]
+    assert first["values"] == "nvfp4"
+    assert first["backend"] == "torch"
+    assert first["replay"] == "eager"
+    assert first["checked"] is True
+    assert first["repeats"] == 2
+    assert first["shape"]["max_context"] == 300
+    assert first["shape"]["keys"] == 300
+    assert first["key_bytes"] == 3 * 2 * 4608
+    assert first["query_bytes"] == 6 * 72
+    assert first["score_bytes"] == 3 * 100 * 2 * 4
+    assert first["gather_share"] is None
+    assert first["host_us"] is None
+
+
+def test_table_and_file(sdsa: Run, tmp_path: Path) -> None:
+    report = tmp_path / "bench.json"
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("100\n\n0\n70\n")
+    words = ("bench", "--lengths-file", lengths, "--values", "nvfp4", *QUICK, "--json", report)
+    outcome = sdsa(*words)
+    outcome.is_clean()
+    assert "lengths.txt" in outcome.stdout
+    assert "torch" in outcome.stdout
+    assert '"keys": 170' in report.read_text()
+    sdsa(*words).fails_with(2, "bench.json", "--force")
+    sdsa(*words, "--force").is_clean()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--shape", "1,2"), ("--shape must be GROUPS,ROWS,LENGTH", "1,2")),
+        (("--shape", "1,x,3"), ("--shape must be", "1,x,3")),
+        (("--shape", "1,9,64"), ("--shape must have 1 to 8 rows", "1,9,64")),
+        (("--shape", "0,1,64"), ("--shape must be", "from 1")),
+        (("--shape", "1,1,64,63"), ("MAX_CONTEXT of at least its LENGTH",)),
+        (("--values", "bf16,fp8"), ("--values must be of bf16, nvfp4, mixed", "fp8")),
+        (("--backend", "cuda"), ("--backend must be of auto, cute, triton, torch", "cuda")),
+        (("--repeats", "0"), ("--repeats must be at least 1, got 0",)),
+        (("--calls-per-replay", "0"), ("--calls-per-replay must be at least 1, got 0",)),
+        (("--lengths-file", "missing.txt"), ("missing.txt",)),
+    ],
+)
+def test_bad_usage(sdsa: Run, words: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    sdsa("bench", *QUICK, *words).fails_with(2, *expected)
+
+
+def test_a_backend_that_cannot_run_is_not_replaced(sdsa: Run) -> None:
+    outcome = sdsa("bench", "--shape", "1,1,64", "--backend", "triton", *QUICK)
+    outcome.fails_with(3, "backend triton cannot run here", "CUDA device")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "at least one group"), ("12\nx\n", "line 2"), ("0\n", "at least one group that has any")],
+)
+def test_bad_lengths_file(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_lengths_file(path)
+
+
+def test_shapes() -> None:
+    shape = parse_shape("32,4,4096,1048576")
+    assert shape.lengths == (4096,) * 32
+    assert shape.rows_per_group == 4
+    assert shape.max_context == 1_048_576
+    assert parse_shape("2,1,5").max_context == 5
+
+
+@pytest.mark.parametrize("values", FORMATS)
+def test_rotations_read_different_pages(values: str) -> None:
+    shape = Shape((130, 64, 0), 2, 200)
+    problems = synthetic_problems(shape, values, torch.device("cpu"), rotations=3, seed=1)
+    pages = torch.cat([problem.block_table[problem.block_table >= 0] for problem in problems])
+    assert pages.unique().numel() == pages.numel() == 3 * 4
+    again = synthetic_problems(shape, values, torch.device("cpu"), rotations=3, seed=1)
+    assert torch.equal(again[2].block_table, problems[2].block_table)
+    assert torch.equal(again[0].query, problems[0].query)
+
+
+def test_too_little_memory_is_said_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdsa_kernels.synthetic.available_bytes", lambda device: 10_000)
+    with pytest.raises(UnsupportedError, match="needs 14,080 bytes for 3 rotations"):
+        synthetic_problems(Shape((64,), 1, 64), "nvfp4", torch.device("cpu"), rotations=3, seed=1)
+
+
+@pytest.mark.parametrize("values", FORMATS)
+def test_the_check_finds_a_wrong_score(values: str) -> None:
+    shape = Shape((130, 0, 64), 2, 200)
+    problem = synthetic_problems(shape, values, torch.device("cpu"), rotations=1, seed=1)[0]
+    problem.scores.fill_(score_check.UNTOUCHED)
+    measure.scoring_call(problem, "torch")()
+    score_check.check_scores(problem)
+    right = problem.scores[5, 63].clone()
+    problem.scores[5, 63] += max(1.0, 0.01 * abs(float(right)))
+    with pytest.raises(CheckFailedError, match="group 2, row 1, key 63: score"):
+        score_check.check_scores(problem)
+    problem.scores[5, 63] = float("nan")
+    with pytest.raises(CheckFailedError, match="group 2, row 1, key 63"):
+        score_check.check_scores(problem)
+    problem.scores[5, 63] = right
+    problem.scores[3, 7] = 0.0
+    with pytest.raises(CheckFailedError, match="group 1: an entry past its length 0"):
+        score_check.check_scores(problem)
+
+
+def measurement(median_us: float, rotation: Rotation) -> Measurement:
+    timing = Timing("graph", (median_us,))
+    return Measurement(timing, Traffic(1, 10**9, 0, 0), 1, rotation, timing, 4.0e12, 1.0, 2.0)
+
+
+def test_bandwidth_above_the_roof_is_the_caches() -> None:
+    cold = Rotation(3, 300, 100)
+    honest = measurement(500.0, cold)  # 2 TB/s
+    assert not honest.cache_resident
+    assert honest.read_share == 0.5
+    above = measurement(200.0, cold)  # 5 TB/s, more than the memory reads
+    assert above.cache_resident
+    assert above.read_share is None
+    warm = measurement(500.0, Rotation(1, 100, 100))
+    assert warm.cache_resident
+    assert warm.read_share is None
