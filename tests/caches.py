@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,3 +34,13 @@ def write_cache(
                 writer.write_pages(page, padded.view(-1, PAGE, DIM), None)
             page += blocks
     return open_cache(path)
+
+
+def save_sparse_keys(path: Path, count: int) -> Path:
+    """A file of `count` zero keys that takes no space on the disk."""
+    tensor = {"dtype": "BF16", "shape": [count, 128], "data_offsets": [0, count * 256]}
+    header = json.dumps({"keys": tensor}).encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + count * 256)
+    return path

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from caches import save_sparse_keys
 from command_line import Run, program
 from sdsa_quant import open_cache, validate_cache
 
@@ -87,13 +88,13 @@ def test_a_kill_at_any_time_leaves_the_old_cache_or_none(
     ids=["interrupt", "terminate"],
 )
 def test_a_polite_end_leaves_nothing(
-    save_keys: SaveKeys, tmp_path: Path, number: int, exit_code: int, line: str
+    tmp_path: Path, number: int, exit_code: int, line: str
 ) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
-    with running(
-        "quantize-cache", save_keys(count=KEYS), "-o", folder / "c.safetensors"
-    ) as process:
+    # Some 10 s of work: it cannot end before the signal, however slow the test is.
+    keys = save_sparse_keys(tmp_path / "keys.safetensors", 25 * KEYS)
+    with running("quantize-cache", keys, "-o", folder / "c.safetensors") as process:
         wait_for_partial_file(folder, process)
         time.sleep(0.05)  # past the file's creation
         process.send_signal(number)

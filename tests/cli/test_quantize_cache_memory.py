@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -11,19 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from caches import save_sparse_keys
 from command_line import program
 
 KEYS = 1_000_000  # 256 MB of BF16
 LIMIT_MB = 300  # 170 MB were measured for these and for 8 GB of keys, most of it torch itself
-
-
-def save_sparse_keys(path: Path) -> None:
-    """A file of zero keys that takes no space on the disk."""
-    tensor = {"dtype": "BF16", "shape": [KEYS, 128], "data_offsets": [0, KEYS * 256]}
-    header = json.dumps({"keys": tensor}).encode()
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + KEYS * 256)
 
 
 def own_memory_mb(pid: int) -> float:
@@ -40,7 +31,7 @@ def own_memory_mb(pid: int) -> float:
     "options", [(), ("--layout", "separate", "--scale-order", "128x4")], ids=["plain", "tiled"]
 )
 def test_memory_is_bounded(tmp_path: Path, options: tuple[str, ...]) -> None:
-    save_sparse_keys(tmp_path / "keys.safetensors")
+    save_sparse_keys(tmp_path / "keys.safetensors", KEYS)
     arguments = (tmp_path / "keys.safetensors", "-o", tmp_path / "cache.safetensors", *options)
     process = subprocess.Popen(
         program("quantize-cache", *arguments, "--device", "cpu"),
