@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def backend_runs_here(request: pytest.FixtureRequest, backend: str) -> None:
-    """Skip what the backend itself says it cannot run here, such as CuTe DSL without its package."""
+    """Skip what a backend says it cannot run here, such as CuTe DSL without its package."""
     kind = request.node.callspec.params.get("kind", "nvfp4")
     problem = synthetic_problems(Shape((1,), 1, 1), kind, torch.device("cuda"), rotations=1, seed=0)
     chosen = next(each for each in BACKENDS if each.name == backend)
