@@ -1,21 +1,23 @@
-"""The scoring kernel for NVIDIA GPUs from SM80, in Gluon: memory to MMA registers, nothing between.
-
-The sum over values may be taken in any order, so each lane may as well hold the values that it can
-load with one 16-byte instruction. In an m16n8k16 MMA four lanes share a key. With ``k_width`` 16
-(bytes of codes) or 8 (BF16 values), lane ``q`` of the four holds 16 bytes next to each other:
-
-    NVFP4    key row, 64 bytes:   | q=0 | q=1 | q=2 | q=3 |              one load a key
-             its 8 scales:        | 0 1 | 2 3 | 4 5 | 6 7 |              one load a key
-    BF16     key row, 256 bytes:  | 0 | 1 | 2 | 3 | 0 | 1 | .. | 3 |     four loads a key
-
-Those registers, decoded in place (`triton_unpack`), *are* the key operand: there is no shared
-memory and no barrier in the loop, and a program's warps never wait for each other. Query rows are
-the other operand, 8 columns wide, so groups of 1 to 8 rows cost the same MMAs, and no variants.
+"""The scoring kernel for NVIDIA GPUs from SM80, in Gluon, where layouts are ours to choose.
 
     keys [64, 128]  x  query^T [128, 8]  =  scores^T [64, 8]      FP32 sums, one page a step
 
-Latency is hidden by many small programs (`triton_scores` says how many), and for BF16, whose pages
-are large, by loading a page ahead too. The work is shared out by `triton_shares`.
+Query rows are the 8-column operand of m16n8k16 MMAs, so groups of 1 to 8 rows cost the same MMAs,
+and no variants. `triton_shares` shares out the work. What differs is how keys get to the MMAs.
+
+**NVFP4: memory to registers, nothing between.** The sum over values may be taken in any order, so
+each lane may as well hold the values that it can load with one instruction. Four lanes share a key:
+
+    a key's codes, 64 bytes:   | q=0 | q=1 | q=2 | q=3 |        one 16-byte load a lane
+    its 8 scales:              | 0 1 | 2 3 | 4 5 | 6 7 |        one 2-byte load a lane
+
+Decoded in place (`triton_unpack`), those registers are the key operand with ``k_width`` 16: no
+shared memory, no barrier in the loop. Latency is hidden by many small programs (`triton_scores`).
+
+**BF16: a ring of pages in shared memory.** A page is 16 KB, too much for registers to have enough
+of them in flight, and four lanes a key would load it in pieces of 64 bytes. Asynchronous copies of
+whole rows, two pages ahead, read 0.97 of what memory allows, where loads to registers read 0.93.
+A warp copies the rows that it multiplies.
 
 Strides come in vectors (16 bytes of keys, 8 of scales), which says to the compiler that rows are
 aligned without a variant for each stride.
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from .triton_shares import NOT_SPECIALIZED, SCAN, SKIP, clamp_length, find_share, pages_of
 from .triton_unpack import (
@@ -45,6 +47,28 @@ _ROWS = gl.constexpr(8)  # query rows in an MMA
 _WORDS_PER_VECTOR = gl.constexpr(4)
 _BF16_PER_VECTOR = gl.constexpr(8)
 _PAIRS_PER_VECTOR = gl.constexpr(4)
+_STAGES = gl.constexpr(3)  # BF16 pages in the ring: one multiplied, two on their way
+
+# Its name until Triton 3.8.
+_copy_to_shared = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
+
+
+@gluon.constexpr_function
+def _copy_layout(warps: int) -> gl.DistributedLinearLayout:
+    """[64, 128] BF16: two whole rows an instruction, of the rows that the warp multiplies."""
+    steps = warps.bit_length() - 1
+    rows = [[2, 0], [4, 0], [8, 0]]
+    row = 16 * warps
+    while row < 64:
+        rows.append([row, 0])
+        row *= 2
+    return gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], *rows],
+        [[0, 8], [0, 16], [0, 32], [0, 64], [1, 0]],
+        [[16 << i, 0] for i in range(steps)],
+        [],
+        [64, 128],
+    )
 
 
 @gluon.jit
@@ -122,7 +146,7 @@ def score_kernel(
     )
 
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
-    K_WIDTH: gl.constexpr = 16 if KEY_NVFP4 else 8
+    K_WIDTH: gl.constexpr = 16 if KEY_NVFP4 else 2
     KEYS: gl.constexpr = gl.DotOperandLayout(0, SCORES, K_WIDTH)
     QUERY: gl.constexpr = gl.DotOperandLayout(1, SCORES, K_WIDTH)
     # [PAGE, ROWS]
@@ -138,8 +162,12 @@ def score_kernel(
         pair = gl.arange(0, _PAIRS, layout=gl.SliceLayout(0, PAIRS))[None, :]
     else:
         # [PAGE, DIM]
-        key_dim = gl.arange(0, _PAGE, layout=gl.SliceLayout(1, KEYS))[:, None] * _DIM
-        dim = gl.arange(0, _DIM, layout=gl.SliceLayout(0, KEYS))[None, :]
+        COPY: gl.constexpr = _copy_layout(WARPS)
+        key_dim = gl.arange(0, _PAGE, layout=gl.SliceLayout(1, COPY))[:, None] * _DIM
+        dim = gl.arange(0, _DIM, layout=gl.SliceLayout(0, COPY))[None, :]
+        # [STAGES, PAGE, DIM]
+        RING: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, order=[1, 0])
+        ring = gl.allocate_shared_memory(gl.bfloat16, [_STAGES, _PAGE, _DIM], RING)
 
     while todo > 0:
         steps = gl.minimum(pages_of(length) - block, todo)
@@ -172,9 +200,13 @@ def score_kernel(
                 query = _query_bf16(
                     query_ptr, first_row, rows_per_group, query_stride, value, QUERY
                 )
-                keys_of_page = keys_ptr + page * page_stride * _BF16_PER_VECTOR
-                keys = gl.load(keys_of_page + key_dim + dim, eviction_policy="evict_first")
-                page = gl.load(table + 1, mask=steps > 1, other=0).to(gl.int64)
+                for stage in gl.static_range(_STAGES - 1):
+                    if stage < steps:
+                        keys = keys_ptr + page * page_stride * _BF16_PER_VECTOR
+                        _copy_to_shared(ring.index(stage), keys + key_dim + dim)
+                        page = gl.load(table + stage + 1, mask=stage + 1 < steps, other=0)
+                        page = page.to(gl.int64)
+                    async_copy.commit_group()
             scores = scores_ptr + ((first_row + score_row) * scores_stride)[None, :]
             scores += (score_key + block * _PAGE)[:, None]
             left = length - block * _PAGE
@@ -193,16 +225,18 @@ def score_kernel(
                     page_scores = mma_v2(odd, query_odd, page_scores)
                     page_scores *= FP16_FACTOR * FP16_FACTOR if QUERY_NVFP4 else BF16_FACTOR
                 else:
-                    next_keys = keys
-                    if step + 1 < steps:  # a branch, so that these loads are issued first
-                        keys_of_page = keys_ptr + page * page_stride * _BF16_PER_VECTOR
-                        next_keys = gl.load(
-                            keys_of_page + key_dim + dim, eviction_policy="evict_first"
-                        )
-                        page = gl.load(table + step + 2, mask=step + 2 < steps, other=0)
+                    # A group of copies is committed each step, empty ones too: so all but the
+                    # youngest STAGES - 2 being done means that this step's page is here.
+                    async_copy.wait_group(_STAGES - 2)
+                    page_keys = ring.index(step % _STAGES).load(KEYS)
+                    ahead = step + _STAGES - 1
+                    if ahead < steps:
+                        keys = keys_ptr + page * page_stride * _BF16_PER_VECTOR
+                        _copy_to_shared(ring.index(ahead % _STAGES), keys + key_dim + dim)
+                        page = gl.load(table + ahead + 1, mask=ahead + 1 < steps, other=0)
                         page = page.to(gl.int64)
-                    page_scores = mma_v2(keys, query, page_scores)
-                    keys = next_keys
+                    async_copy.commit_group()
+                    page_scores = mma_v2(page_keys, query, page_scores)
                 written = (score_key < left)[:, None] & (score_row < rows_per_group)[None, :]
                 gl.store(scores, page_scores, mask=written)
                 scores += _PAGE

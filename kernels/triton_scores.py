@@ -47,8 +47,8 @@ class _Tuning:
     `programs` a multiprocessor are resident at once with `registers` a thread. H200, Triton 3.6,
     2026-11, (32 groups, 1 row, 65,536 keys), calls in a graph: NVFP4 takes 47.2 us with 2 warps, 12
     programs and 6 registers spilled; 48.6 with 10 programs and none, 53 with 4 warps, 49 to 53 with
-    2 to 4 times the programs. BF16 takes 138 to 139 us with 4 to 32 programs, but few make small
-    calls short: (1, 1, 131,072) takes 12.4 us with 4, 14.0 with 8 and 18.8 with 32.
+    2 to 4 times the programs. BF16, whose ring of 48 KB lets 4 programs be resident, takes 133.6
+    us with 2 warps or 4, and (1, 1, 131,072) 11.9 us, 15.1 with 3 times the programs.
     """
 
     warps: int
@@ -58,7 +58,7 @@ class _Tuning:
 
 _TUNING = {
     NVFP4: _Tuning(warps=2, programs=12, registers=80),
-    BF16: _Tuning(warps=4, programs=4, registers=128),
+    BF16: _Tuning(warps=2, programs=4, registers=168),
 }
 
 # What is compiled, as functions of a launch's arguments and its stream.

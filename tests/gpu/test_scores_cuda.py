@@ -18,7 +18,9 @@ from problems import (
     make_problem,
 )
 from sdsa_kernels import backend_names
+from sdsa_kernels.backends import BACKENDS
 from sdsa_kernels.reference import reference_decode
+from sdsa_kernels.synthetic import Shape, synthetic_problems
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import BF16_RECORD_BYTES, NVFP4_RECORD_BYTES
 from sdsa_quant.nvfp4 import quantize_nvfp4
@@ -28,6 +30,18 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.parametrize("backend", [name for name in backend_names() if name != "torch"]),
 ]
+
+
+@pytest.fixture(autouse=True)
+def backend_runs_here(request: pytest.FixtureRequest, backend: str) -> None:
+    """Skip what a backend says it cannot run here, such as CuTe DSL without its package."""
+    kind = request.node.callspec.params.get("kind", "nvfp4")
+    problem = synthetic_problems(Shape((1,), 1, 1), kind, torch.device("cuda"), rotations=1, seed=0)
+    chosen = next(each for each in BACKENDS if each.name == backend)
+    reason = chosen.reason_unsupported(problem[0])
+    if reason is not None:
+        pytest.skip(f"{backend}: {reason}")
+
 
 LENGTHS = {
     "empty": [0, 0, 0],
