@@ -176,7 +176,7 @@ def errors_table(document: Document) -> Any:
     place = leading_k(document)
     k = document["settings"]["top_k"][place]
     title = "Relative L2 error of keys, and measures of the scores, over all layers"
-    headings = ("key L2", "score L2", "p99", "cosine", "Spearman", f"mass@{k:,}")
+    headings = ("key L2", "score L2", "cosine", "Spearman", f"mass@{k:,}")
     result = _narrow_table(title, "", *headings)
     for transform, results in _by_transform(document):
         _add_heading(result, transform)
@@ -186,7 +186,6 @@ def errors_table(document: Document) -> Any:
                 f"  {each['format']}",
                 error_size(each["key_error"]),
                 error_size(accuracy["relative_l2"]["mean"]),
-                error_size(accuracy["relative_l2"]["p99"]),
                 similarity(accuracy["cosine"]["mean"]),
                 similarity(accuracy["spearman"]["mean"]),
                 similarity(accuracy["top_k"][place]["mass"]["mean"]),
