@@ -232,6 +232,17 @@ def test_outlier_channels_are_what_rotation_helps(
     assert errors["outlier"][0] > errors["plain"][0]
 
 
+def test_a_study_writes_nothing_into_its_inputs(tmp_path: Path, generator: torch.Generator) -> None:
+    # FP32 keys and rows: what passes through unchanged must not be worked on in place.
+    path = tmp_path / "keys.safetensors"
+    keys, queries = (torch.randn(count, 128, generator=generator) for count in (70, 1))
+    save_file({"keys": keys, "queries": queries}, path)
+    (layer,) = open_layers(StudyInputs(path, path))
+    measure_unit(layer, 0, ALL, fit_layer(layer, ALL))
+    assert torch.equal(layer.keys.read(0), keys)
+    assert torch.equal(layer.queries.read("queries"), queries)
+
+
 def test_all_zero_keys_have_recall_1_and_undefined_ratios(tmp_path: Path) -> None:
     # CASES 25.
     path = tmp_path / "zero.safetensors"
