@@ -29,7 +29,8 @@ from .study_rows import pack_rows
 from .study_settings import StudySettings
 from .transforms import KeyTransform, fit_transforms
 
-SCORE_BUDGET_BYTES = 256 << 20  # of all formats' scores and the baseline's, at a time
+SCORE_BUDGET_BYTES = 256 << 20  # of all that is kept by score, for the rows of one piece
+_BASELINE_BYTES = 4 + 3 * 8  # of a baseline score, as float32 and in a RowBaseline
 
 # Score errors, as multiples of the standard deviation of the row's baseline scores, are counted in
 # steps of 1/64 from -1 to 1; what lies outside is counted in the outer bins.
@@ -82,7 +83,7 @@ def measure_unit(
         A key or query value is not finite.
     """
     unit = _Unit(layer, request, settings, transforms, torch.device(device))
-    rows = layer.rows_of(request)
+    rows = layer.request_rows[request]
     # Without query rows there is one piece all the same, for what concerns keys alone.
     for start in range(0, max(len(rows), 1), unit.rows_per_piece):
         unit.measure_piece(rows[start : start + unit.rows_per_piece], first=start == 0)
@@ -126,8 +127,8 @@ class _Unit:
     @property
     def rows_per_piece(self) -> int:
         """Query rows that fit into the score budget at once."""
-        score_bytes = 4 * (len(self._formats) + 1) * max(self._length, 1)
-        return max(1, SCORE_BUDGET_BYTES // score_bytes)
+        row_bytes = (4 * len(self._formats) + _BASELINE_BYTES) * max(self._length, 1)
+        return max(1, SCORE_BUDGET_BYTES // row_bytes)
 
     def measure_piece(self, rows: Sequence[int], *, first: bool) -> None:
         """Measure some query rows; keys alone are measured with the first piece."""

@@ -26,7 +26,11 @@ _LAYERS_SHOWN = 3  # at each end of the table of layers
 def study_tables(document: Document) -> list[Any]:
     """Tables and lines in the order to print them."""
     parts: list[Any] = [fields_table(summary_fields(document)), "", recall_table(document)]
-    parts += [*worst_row_lines(document), *chance_lines(document)]
+    parts += [
+        *worst_row_lines(document),
+        *chance_lines(document),
+        *transform_lines(document),
+    ]
     if len(document["layers"]) > 1:
         parts += ["", layers_table(document)]
     parts += ["", errors_table(document), "", blocks_table(document)]
@@ -111,6 +115,21 @@ def chance_lines(document: Document) -> list[str]:
                 lines.append(
                     f"NO BETTER THAN CHANCE: {setting_label(result)} at k = {k:,} in {where}{more}"
                 )
+    return lines
+
+
+def transform_lines(document: Document) -> list[str]:
+    """What is the same by construction for the transforms of this study."""
+    choices = document["settings"]["transforms"]
+    lines = []
+    if any(choice["center"] != "none" for choice in choices):
+        lines.append(
+            "center moves all scores of a row by the same amount: by itself it changes no ranking."
+        )
+    if any(choice["gain"] != "none" for choice in choices):
+        lines.append(
+            "gain multiplies all scores by a power of two: by itself it changes no ranking."
+        )
     return lines
 
 

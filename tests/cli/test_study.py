@@ -401,6 +401,38 @@ def test_a_killed_study_continues_to_the_same_result(
     assert not work.exists()
 
 
+@pytest.mark.slow
+def test_an_interrupted_study_says_so_once_and_ends_its_workers(
+    studies: Studies, generator: torch.Generator
+) -> None:
+    studies.layers = save_layers(studies.layers, generator, lengths=[400] * 60)
+    work = studies.folder / "cut" / "work"
+    options = studies.arguments("cut", *OPTIONS, "--workers", "2", "--device", "cpu")
+    with subprocess.Popen(
+        program(*options), stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 100
+        while len(list(work.glob("layer-*"))) < 3 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate()
+    assert (process.returncode, stderr) == (130, "error: interrupted\n")
+    # multiprocessing's own helper process ends a moment after its parent.
+    deadline = time.monotonic() + 20
+    while group_lives(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not group_lives(process.pid)
+    assert (work / "study.json").exists(), "the next run continues it"
+
+
+def group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_an_unfinished_study_of_other_settings_is_refused(studies: Studies) -> None:
     work = studies.folder / "out" / "work"
     work.mkdir(parents=True)
