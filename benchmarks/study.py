@@ -3,14 +3,15 @@
     python benchmarks/study.py [--layers 32] [--requests 64] [--folder FOLDER]
 
 Writes the keys (2.1 GB, made up: normal values around channel offsets, some channels far larger)
-to a folder, one file for each layer, runs the command once and prints wall time and the largest
-sum of resident memory of its processes, sampled four times a second. What is resident of mapped
-input files counts, so that the figure is an upper bound.
+to a folder, one file for each layer, runs the command once and prints wall time, processor time and
+the largest sum of resident memory of its processes, sampled four times a second. What is resident
+of mapped input files counts, so that the figure is an upper bound.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import subprocess
 import sys
 import tempfile
@@ -60,8 +61,8 @@ def resident_bytes(root: int) -> int:
     return total
 
 
-def run(command: list[str]) -> tuple[float, int]:
-    """Wall seconds and peak bytes of a command that has to succeed."""
+def run(command: list[str]) -> tuple[float, float, int]:
+    """Wall seconds, processor seconds and peak bytes of a command that has to succeed."""
     started, peak = time.monotonic(), 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
@@ -69,7 +70,9 @@ def run(command: list[str]) -> tuple[float, int]:
             time.sleep(SAMPLE_SECONDS)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
-    return time.monotonic() - started, peak
+    seconds = time.monotonic() - started
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, used.ru_utime + used.ru_stime, peak
 
 
 def main() -> None:
@@ -88,10 +91,11 @@ def main() -> None:
         command = [sys.executable, "-m", "sdsa_cli", "study", str(keys), str(keys)]
         command += ["-o", str(folder / "report"), "--lengths", "*.lengths", "--force"]
         command += ["--formats", arguments.formats]
-        seconds, peak = run(command)
+        seconds, cpu_seconds, peak = run(command)
     print(
         f"{arguments.layers} layers x {arguments.requests} requests x {KEYS:,} keys x {ROWS} rows, "
-        f"{arguments.formats}: {seconds:.0f} s, {peak / 1e9:.2f} GB resident at most"
+        f"{arguments.formats}: {seconds:.0f} s, {cpu_seconds:.0f} s of processor time, "
+        f"{peak / 1e9:.2f} GB resident at most"
     )
 
 

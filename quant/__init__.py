@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from .accuracy import Accuracy, summarize_accuracy
     from .cache_file import CacheFile, CacheWriter, open_cache, validate_cache
     from .cache_header import CacheHeader
+    from .fp8 import dequantize_fp8, quantize_fp8
     from .metrics import RowAccuracy, row_accuracy
+    from .mxfp4 import dequantize_mxfp4, quantize_mxfp4
     from .nvfp4 import dequantize_nvfp4, quantize_nvfp4
     from .paging import PagedKeys, gather_keys, page_views
     from .scale_order import linear_from_128x4, linear_to_128x4
     from .scores_file import ScoresFile, ScoresWriter, open_scores
     from .top_k import top_k_indices
+    from .transforms import hadamard
 
 __all__ = [
     "Accuracy",
@@ -29,13 +32,18 @@ __all__ = [
     "RowAccuracy",
     "ScoresFile",
     "ScoresWriter",
+    "dequantize_fp8",
+    "dequantize_mxfp4",
     "dequantize_nvfp4",
     "gather_keys",
+    "hadamard",
     "linear_from_128x4",
     "linear_to_128x4",
     "open_cache",
     "open_scores",
     "page_views",
+    "quantize_fp8",
+    "quantize_mxfp4",
     "quantize_nvfp4",
     "row_accuracy",
     "summarize_accuracy",
@@ -52,13 +60,18 @@ _MODULES = {
     "RowAccuracy": "metrics",
     "ScoresFile": "scores_file",
     "ScoresWriter": "scores_file",
+    "dequantize_fp8": "fp8",
+    "dequantize_mxfp4": "mxfp4",
     "dequantize_nvfp4": "nvfp4",
     "gather_keys": "paging",
+    "hadamard": "transforms",
     "linear_from_128x4": "scale_order",
     "linear_to_128x4": "scale_order",
     "open_cache": "cache_file",
     "open_scores": "scores_file",
     "page_views": "paging",
+    "quantize_fp8": "fp8",
+    "quantize_mxfp4": "mxfp4",
     "quantize_nvfp4": "nvfp4",
     "row_accuracy": "metrics",
     "summarize_accuracy": "accuracy",

@@ -90,31 +90,141 @@ def row_accuracy(
     ValueError
         The two do not have the same one-dimensional shape, or the scale is not positive and finite.
     """
-    if scores.dim() != 1 or scores.shape != baseline.shape:
-        raise InputError(
-            f"scores and baseline must both be [length], got {list(scores.shape)} and "
-            f"{list(baseline.shape)}"
-        )
-    if not (softmax_scale > 0 and math.isfinite(softmax_scale)):
-        raise InputError(f"softmax_scale must be positive and finite, got {softmax_scale}")
-    length = scores.shape[0]
-    nonfinite_scores, nonfinite_baseline = count_nonfinite(scores), count_nonfinite(baseline)
-    if length == 0 or nonfinite_scores or nonfinite_baseline:
-        return RowAccuracy(row, request, length, nonfinite_scores, nonfinite_baseline)
-    wide_scores, wide_baseline = scores.double(), baseline.double()
-    difference = wide_scores - wide_baseline
-    return RowAccuracy(
-        row=row,
-        request=request,
-        length=length,
-        nonfinite_scores=0,
-        nonfinite_baseline=0,
-        relative_l2=relative_l2(difference, wide_baseline),
-        max_abs=float(difference.abs().max()),
-        cosine=cosine(wide_scores, wide_baseline),
-        spearman=spearman(scores, baseline),
-        top_k=_top_k_accuracies(scores, baseline, wide_baseline, top_k, softmax_scale),
+    return RowBaseline(baseline, top_k=top_k, softmax_scale=softmax_scale).measure(
+        row, request, scores
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _BestKeys:
+    """The baseline's top-k."""
+
+    k: int
+    indices: torch.Tensor  # int64 [min(k, length)], ascending
+    scores: torch.Tensor  # of these keys, highest first
+    mass: torch.Tensor
+    ties_left_out: int
+
+
+class RowBaseline:
+    """The baseline scores of one query row, to measure any number of score rows against.
+
+    What depends on the baseline alone (its ranks, its top-k, the softmax) is worked out once.
+
+    Parameters
+    ----------
+    scores : torch.Tensor
+        Input, float32 ``[length]``, from the unquantized keys.
+    top_k : sequence of int
+        The k to measure recall and mass for, each at least 1.
+    softmax_scale : float
+        What a score is multiplied by before the softmax; positive.
+
+    Raises
+    ------
+    ValueError
+        `scores` is not one-dimensional, or the scale is not positive and finite.
+    """
+
+    def __init__(self, scores: torch.Tensor, *, top_k: Sequence[int], softmax_scale: float) -> None:
+        if scores.dim() != 1:
+            raise InputError(f"baseline must be [length], got {list(scores.shape)}")
+        if not (softmax_scale > 0 and math.isfinite(softmax_scale)):
+            raise InputError(f"softmax_scale must be positive and finite, got {softmax_scale}")
+        self._scores = scores
+        self._length = scores.shape[0]
+        self._nonfinite = count_nonfinite(scores)
+        self._best: tuple[_BestKeys, ...] = ()
+        if self._length and not self._nonfinite:
+            self._wide = scores.double()
+            self._centered_ranks = centered_ranks(scores)
+            # Subtracting the largest keeps every power at or below 1, the largest at 1.
+            self._weights = ((self._wide - self._wide.max()) * softmax_scale).exp()
+            self._best = self._find_best(top_k)
+
+    def measure(self, row: int, request: int, scores: torch.Tensor) -> RowAccuracy:
+        """Measure one row of scores.
+
+        Parameters
+        ----------
+        row, request : int
+            What to call the row in a report.
+        scores : torch.Tensor
+            Input, float32 ``[length]``, on the baseline's device.
+
+        Raises
+        ------
+        ValueError
+            `scores` does not have the baseline's shape.
+        """
+        if scores.shape != self._scores.shape:
+            raise InputError(
+                f"scores and baseline must both be [length], got {list(scores.shape)} and "
+                f"{list(self._scores.shape)}"
+            )
+        nonfinite = count_nonfinite(scores)
+        if self._length == 0 or nonfinite or self._nonfinite:
+            return RowAccuracy(row, request, self._length, nonfinite, self._nonfinite)
+        wide = scores.double()
+        difference = wide - self._wide
+        return RowAccuracy(
+            row=row,
+            request=request,
+            length=self._length,
+            nonfinite_scores=0,
+            nonfinite_baseline=0,
+            relative_l2=relative_l2(difference, self._wide),
+            max_abs=float(difference.abs().max()),
+            cosine=cosine(wide, self._wide),
+            spearman=cosine(centered_ranks(scores), self._centered_ranks),
+            top_k=self._measure_top_k(scores),
+        )
+
+    def _find_best(self, top_k: Sequence[int]) -> tuple[_BestKeys, ...]:
+        if not top_k:
+            return ()
+        # A smaller top-k is the beginning of a larger one.
+        widest = top_k_indices(self._scores[None], min(max(top_k), self._length))[0]
+        found = []
+        for k in top_k:
+            indices = widest[:k]
+            scores = self._scores[indices]
+            found.append(
+                _BestKeys(
+                    k=k,
+                    indices=indices.sort().values,
+                    scores=scores,
+                    mass=self._mass(indices),
+                    ties_left_out=int((self._scores >= scores[-1]).sum()) - indices.shape[0],
+                )
+            )
+        return tuple(found)
+
+    def _mass(self, indices: torch.Tensor) -> torch.Tensor:
+        """Softmax mass of some keys, up to the common denominator."""
+        # Sorted before they are added, so that the same scores in another order have the same sum.
+        return self._weights[indices].sort(descending=True).values.sum()
+
+    def _measure_top_k(self, scores: torch.Tensor) -> tuple[TopKAccuracy, ...]:
+        if not self._best:
+            return ()
+        widest = max(best.indices.shape[0] for best in self._best)
+        chosen = top_k_indices(scores[None], widest)[0]
+        return tuple(self._compare(chosen[: best.indices.shape[0]], best) for best in self._best)
+
+    def _compare(self, chosen: torch.Tensor, best: _BestKeys) -> TopKAccuracy:
+        kept = chosen.shape[0]
+        chosen_scores = self._scores[chosen].sort(descending=True).values
+        return TopKAccuracy(
+            k=best.k,
+            kept=kept,
+            recall=int((chosen_scores >= best.scores[-1]).sum()) / kept,
+            mass=float(self._mass(chosen) / best.mass),
+            chance=kept / self._length,
+            same_scores=bool((chosen_scores == best.scores).all()),
+            same_set=bool((chosen.sort().values == best.indices).all()),
+            ties_left_out=best.ties_left_out,
+        )
 
 
 def count_nonfinite(values: torch.Tensor) -> int:
@@ -147,57 +257,11 @@ def average_ranks(values: torch.Tensor) -> torch.Tensor:
     return ranks
 
 
+def centered_ranks(values: torch.Tensor) -> torch.Tensor:
+    """`average_ranks` less their mean, which is the same with ties and without."""
+    return average_ranks(values) - (values.shape[0] + 1) / 2
+
+
 def spearman(first: torch.Tensor, second: torch.Tensor) -> float | None:
     """Spearman's rank correlation of two ``[n]``; None where one of them is constant."""
-    middle = (first.shape[0] + 1) / 2  # the mean of the ranks, ties or not
-    return cosine(average_ranks(first) - middle, average_ranks(second) - middle)
-
-
-def _top_k_accuracies(
-    scores: torch.Tensor,
-    baseline: torch.Tensor,
-    wide_baseline: torch.Tensor,
-    top_k: Sequence[int],
-    softmax_scale: float,
-) -> tuple[TopKAccuracy, ...]:
-    if not top_k:
-        return ()
-    length = scores.shape[0]
-    widest = min(max(top_k), length)
-    # A smaller top-k is the beginning of a larger one.
-    chosen = top_k_indices(scores[None], widest)[0]
-    best = top_k_indices(baseline[None], widest)[0]
-    # Subtracting the largest exponent before exp keeps every power at or below 1, the largest at 1.
-    weights = ((wide_baseline - wide_baseline.max()) * softmax_scale).exp()
-    accuracies = []
-    for k in top_k:
-        kept = min(k, length)
-        accuracies.append(
-            _one_top_k(k, chosen[:kept], best[:kept], baseline, weights),
-        )
-    return tuple(accuracies)
-
-
-def _one_top_k(
-    k: int,
-    chosen: torch.Tensor,
-    best: torch.Tensor,
-    baseline: torch.Tensor,
-    weights: torch.Tensor,
-) -> TopKAccuracy:
-    kept, length = chosen.shape[0], baseline.shape[0]
-    kth_largest = baseline[best[-1]]
-    chosen_scores, best_scores = baseline[chosen], baseline[best]
-    # Sorted before they are added, so that the same scores in another order have the same sum.
-    chosen_mass = weights[chosen].sort(descending=True).values.sum()
-    best_mass = weights[best].sort(descending=True).values.sum()
-    return TopKAccuracy(
-        k=k,
-        kept=kept,
-        recall=int((chosen_scores >= kth_largest).sum()) / kept,
-        mass=float(chosen_mass / best_mass),
-        chance=kept / length,
-        same_scores=bool((chosen_scores.sort(descending=True).values == best_scores).all()),
-        same_set=bool((chosen.sort().values == best.sort().values).all()),
-        ties_left_out=int((baseline >= kth_largest).sum()) - kept,
-    )
+    return cosine(centered_ranks(first), centered_ranks(second))

@@ -43,7 +43,7 @@ class Study:
     def units(self) -> list[Unit]:
         """Every unit, layer by layer."""
         return [
-            Unit(place, request, length * (_KEY_COST + len(layer.rows_of(request))) + 1)
+            Unit(place, request, length * (_KEY_COST + len(layer.request_rows[request])) + 1)
             for place, layer in enumerate(self.layers)
             for request, length in enumerate(layer.keys.context_lengths)
         ]

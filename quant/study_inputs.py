@@ -59,6 +59,7 @@ class StudyLayer:
     query_name: str
     row_requests: tuple[int, ...]  # request of each query row
     row_lengths: tuple[int, ...]  # keys that each query row sees
+    request_rows: tuple[tuple[int, ...], ...]  # the query rows of each request
 
     @property
     def name(self) -> str:
@@ -69,10 +70,6 @@ class StudyLayer:
     def requests(self) -> int:
         """Number of requests."""
         return len(self.keys.context_lengths)
-
-    def rows_of(self, request: int) -> list[int]:
-        """Numbers of the query rows of one request."""
-        return [row for row, owner in enumerate(self.row_requests) if owner == request]
 
     def read_query(self, rows: Sequence[int]) -> torch.Tensor:
         """bfloat16 ``[rows, 128]`` of the rows with these numbers.
@@ -101,7 +98,8 @@ class StudyLayer:
             A value is not finite; the message names tensor, request and key.
         """
         keys = self.keys.read(request, start, stop)
-        if not bool(keys.isfinite().all()):
+        # NaN and infinities are seen in the extremes, which are found much faster than flags.
+        if keys.numel() and not all(bool(each.isfinite()) for each in keys.aminmax()):
             place = int((~keys.isfinite()).any(dim=1).nonzero()[0])
             raise InputError(
                 f"{self.keys.tensor.path}: tensor {self.name} must be finite, key {start + place} "
@@ -262,8 +260,16 @@ def _layer(
         row_lengths = _lengths_at_positions(query_source, name, row_requests, row_lengths)
     elif inputs.causal:
         row_lengths = _causal_lengths(query_tensor, row_requests, row_lengths)
+    request_rows: list[list[int]] = [[] for _ in keys.context_lengths]
+    for row, request in enumerate(row_requests):
+        request_rows[request].append(row)
     return StudyLayer(
-        keys, query_source, query_tensor.name, tuple(row_requests), tuple(row_lengths)
+        keys=keys,
+        queries=query_source,
+        query_name=query_tensor.name,
+        row_requests=tuple(row_requests),
+        row_lengths=tuple(row_lengths),
+        request_rows=tuple(map(tuple, request_rows)),
     )
 
 

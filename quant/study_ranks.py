@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import queue
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -134,6 +135,8 @@ def _follow(processes: Sequence[Any], reports: Any, advance: Callable[[int], Non
 
 def _work(inputs: Any, settings: Any, folder: Any, device: str, units: Any, reports: Any) -> None:
     """One worker process: reports the cost of each unit, an error, and None at the end."""
+    # Ctrl-C reaches every process of a terminal; the parent ends its workers by itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
     def advance(cost: int) -> None:

@@ -19,6 +19,7 @@ from .study_settings import Setting
 from .study_summary import StudySummary
 from .transforms import NONE
 
+BASELINE = "bf16"  # what the others are measured against, and no suggestion itself
 STANDARD_ERRORS = 2.0
 
 
@@ -74,7 +75,11 @@ def suggest(summary: StudySummary) -> tuple[int | None, tuple[Suggestion, ...]]:
     telling = summary.row_lengths > k
     recalls = summary.row_recalls[:, telling, place]
     settings = summary.settings.settings
-    valid = [index for index in range(len(settings)) if not bool(recalls[index].isnan().any())]
+    valid = [
+        index
+        for index, setting in enumerate(settings)
+        if setting.format.name != BASELINE and not bool(recalls[index].isnan().any())
+    ]
     sizes = sorted({settings[index].format.bytes_per_key for index in valid})
     suggestions = [
         _suggest_one(

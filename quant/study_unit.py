@@ -23,13 +23,14 @@ from .baseline import baseline_scores
 from .block_profile import BlockProfile, profile_blocks
 from .key_formats import KeyFormat
 from .layout import DIM
-from .metrics import RowAccuracy, row_accuracy
+from .metrics import RowAccuracy, RowBaseline
 from .study_inputs import StudyLayer
 from .study_rows import pack_rows
 from .study_settings import StudySettings
 from .transforms import KeyTransform, fit_transforms
 
-SCORE_BUDGET_BYTES = 256 << 20  # of all formats' scores and the baseline's, at a time
+SCORE_BUDGET_BYTES = 256 << 20  # of all that is kept by score, for the rows of one piece
+_BASELINE_BYTES = 4 + 3 * 8  # of a baseline score, as float32 and in a RowBaseline
 
 # Score errors, as multiples of the standard deviation of the row's baseline scores, are counted in
 # steps of 1/64 from -1 to 1; what lies outside is counted in the outer bins.
@@ -82,7 +83,7 @@ def measure_unit(
         A key or query value is not finite.
     """
     unit = _Unit(layer, request, settings, transforms, torch.device(device))
-    rows = layer.rows_of(request)
+    rows = layer.request_rows[request]
     # Without query rows there is one piece all the same, for what concerns keys alone.
     for start in range(0, max(len(rows), 1), unit.rows_per_piece):
         unit.measure_piece(rows[start : start + unit.rows_per_piece], first=start == 0)
@@ -126,8 +127,8 @@ class _Unit:
     @property
     def rows_per_piece(self) -> int:
         """Query rows that fit into the score budget at once."""
-        score_bytes = 4 * (len(self._formats) + 1) * max(self._length, 1)
-        return max(1, SCORE_BUDGET_BYTES // score_bytes)
+        row_bytes = (4 * len(self._formats) + _BASELINE_BYTES) * max(self._length, 1)
+        return max(1, SCORE_BUDGET_BYTES // row_bytes)
 
     def measure_piece(self, rows: Sequence[int], *, first: bool) -> None:
         """Measure some query rows; keys alone are measured with the first piece."""
@@ -135,7 +136,16 @@ class _Unit:
         baseline = baseline_scores(query, self._layer.read_keys, self._request, self._length)
         if first:
             for _, keys in self._layer.key_parts(self._request):
-                self._channel_squares += keys.to(self._device).double().square().sum(0)
+                squares = keys.to(self._device).float().square()
+                self._channel_squares += squares.sum(0, dtype=torch.float64)
+        baselines = [
+            RowBaseline(
+                scores[: self._layer.row_lengths[row]],
+                top_k=self._settings.top_k,
+                softmax_scale=self._settings.softmax_scale,
+            )
+            for row, scores in zip(rows, baseline, strict=True)
+        ]
         for place in range(len(self._transforms)):
             scores = self._score(place, query, first=first)
             for format_place, row_place in itertools.product(
@@ -146,6 +156,7 @@ class _Unit:
                     rows[row_place],
                     scores[format_place, row_place],
                     baseline[row_place],
+                    baselines[row_place],
                 )
 
     def _score(self, place: int, query: torch.Tensor, *, first: bool) -> torch.Tensor:
@@ -178,23 +189,21 @@ class _Unit:
     def _add_channel_errors(
         self, place: int, codec: _Codec, keys: torch.Tensor, restored: torch.Tensor
     ) -> None:
-        errors = restored.double().sub_(keys).square_().sum(0)
+        errors = (restored - keys).square_().sum(0, dtype=torch.float64)
         for format_place in codec.places:
             self._channel_errors[place * len(self._formats) + format_place] += errors
 
     def _measure_row(
-        self, setting: int, row: int, scores: torch.Tensor, baseline: torch.Tensor
+        self,
+        setting: int,
+        row: int,
+        scores: torch.Tensor,
+        baseline: torch.Tensor,
+        row_baseline: RowBaseline,
     ) -> None:
         length = self._layer.row_lengths[row]
         scores, baseline = scores[:length], baseline[:length]
-        accuracy = row_accuracy(
-            row,
-            self._request,
-            scores,
-            baseline,
-            top_k=self._settings.top_k,
-            softmax_scale=self._settings.softmax_scale,
-        )
+        accuracy = row_baseline.measure(row, self._request, scores)
         self._rows[setting].append(accuracy)
         if accuracy.valid and length:
             self._error_counts[setting] += count_errors(scores, baseline).cpu()

@@ -63,7 +63,9 @@ def hadamard(values: torch.Tensor) -> torch.Tensor:
     step = values_per_pass(values.device) // DIM
     for start in range(0, rows.shape[0], step):
         part = slice(start, start + step)
-        rotated_rows[part] = _hadamard_columns(rows[part].T.float().contiguous()).T
+        # A copy in any case: one float32 row would be its own contiguous transpose.
+        columns = rows[part].T.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+        rotated_rows[part] = _hadamard_columns(columns).T
     return rotated
 
 

@@ -41,6 +41,7 @@ EXAMPLES = examples(
     "torchrun --nproc-per-node 8 -m sdsa_cli study capture/ capture/ -o layers",
 )
 WORK_FOLDER = "work"
+_MOST_WORKERS = 8  # unless asked for more: each takes a few hundred MB
 
 
 def study(
@@ -169,8 +170,8 @@ def study(
         typer.Option(
             "--workers",
             metavar="N",
-            help="Processes to measure with; default: one for each core, under torchrun or on a "
-            "GPU one.",
+            help="Processes to measure with; default: one for each core up to 8, under torchrun "
+            "or on a GPU one.",
         ),
     ] = None,
     device: DeviceOption = "auto",
@@ -187,18 +188,20 @@ def study(
     continues where it was when the same command is run again. The result is the same to the bit
     however often that happens, and for any number of processes, under torchrun too.
     """
+    from sdsa_quant.study_inputs import StudyInputs
+
     settings = _settings(formats, rotate, gain, center, top_k, softmax_scale)
     limits = parse_limits(fail_below or (), settings.top_k)
-    inputs = _inputs(
-        keys,
-        queries,
-        keys_pattern,
-        query_name,
-        lengths,
-        rows_per_group,
-        requests,
-        causal,
-        positions,
+    inputs = StudyInputs(
+        keys=keys,
+        queries=queries,
+        keys_pattern=keys_pattern,
+        queries_pattern=query_name,
+        lengths=lengths,
+        rows_per_group=at_least_one("--rows-per-group", rows_per_group),
+        requests=None if requests is None else tuple(parse_numbers(requests)) or requests,
+        causal=causal,
+        positions=positions,
     )
     if plots:
         require_matplotlib()
@@ -303,32 +306,6 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
 
-def _inputs(
-    keys: Path,
-    queries: Path,
-    keys_pattern: str | None,
-    queries_pattern: str | None,
-    lengths: str | None,
-    rows_per_group: int | None,
-    requests: str | None,
-    causal: bool,
-    positions: str | None,
-) -> StudyInputs:
-    from sdsa_quant.study_inputs import StudyInputs
-
-    return StudyInputs(
-        keys=keys,
-        queries=queries,
-        keys_pattern=keys_pattern,
-        queries_pattern=queries_pattern,
-        lengths=lengths,
-        rows_per_group=at_least_one("--rows-per-group", rows_per_group),
-        requests=None if requests is None else tuple(parse_numbers(requests)) or requests,
-        causal=causal,
-        positions=positions,
-    )
-
-
 def _device_of_rank(device: str) -> str:
     """``cuda`` under torchrun is the device of the process's own number on its machine."""
     rank = os.environ.get("LOCAL_RANK")
@@ -338,4 +315,4 @@ def _device_of_rank(device: str) -> str:
 def _default_workers(ranks: int, device: str) -> int:
     if ranks > 1 or device != "cpu":
         return 1
-    return len(os.sched_getaffinity(0))
+    return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)

@@ -16,6 +16,7 @@ from .study_tables import (
     recall_table,
     suggestion_lines,
     summary_fields,
+    transform_lines,
     worst_row_lines,
 )
 
@@ -65,7 +66,10 @@ def study_html(document: Document, plots: Mapping[str, bytes]) -> str:
         *(f'<p class="flag">{escape(line)}</p>' for line in chance_lines(document)),
         "<h2>Recall</h2>",
         _table(recall_table(document)),
-        *(f"<p>{escape(line)}</p>" for line in worst_row_lines(document)),
+        *(
+            f"<p>{escape(line)}</p>"
+            for line in (*worst_row_lines(document), *transform_lines(document))
+        ),
         *_pictures(plots, ("recall-by-layer", "recall-by-bytes", "recall-by-length")),
     ]
     if len(document["layers"]) > 1:

@@ -37,6 +37,8 @@ _COLOURS = {
 _MARKERS = "osD^vP*X<>hp"
 _DPI = 100
 _PANELS_PER_LINE = 4
+_WIDE = 10.0  # inches
+_LINE_STYLES = ("-", "--", "-.", ":")
 _ROWS_LABELLED = 24
 _SIZE_WIDTH = 0.8  # of the column of one size, where columns are 1 apart
 _E2M1_MAX, _SMALLEST_NORMAL, _SMALLEST_SCALE, _NVFP4_MAX = 6.0, 2.0**-6, 2.0**-9, 2688.0
@@ -105,7 +107,11 @@ def _panels(document: Document, height: float, **shared: Any) -> tuple[Any, list
 
 def _format_legend(figure: Any, axes: Sequence[Any]) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=9, frameon=False)
+    # One line of entries where there is room for it.
+    columns = len(labels) if figure.get_figwidth() > _WIDE else math.ceil(len(labels) / 2)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False
+    )
 
 
 def _colour(name: str) -> str:
@@ -320,6 +326,8 @@ def plot_channel_errors(document: Document) -> Any:
     image = axis.imshow(rows, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0)
     shown = range(0, len(rows), math.ceil(len(rows) / _ROWS_LABELLED))
     axis.set_yticks(list(shown), [labels[place] for place in shown], fontsize=8)
+    if len(document["layers"]) > 1:
+        axis.set_title(f"Keys in {setting_label(overall_results(document)[0])}", fontsize=10)
     axis.set_xticks(range(0, 128, 16))
     axis.set_xlabel("channel of the key")
     figure.colorbar(image, ax=axis, label="RMS error / RMS of all values", pad=0.01)
@@ -355,7 +363,8 @@ def plot_block_magnitudes(document: Document) -> Any:
             [count / blocks for count in counts],
             edges,
             label="no transform" if each["transform"] == "none" else each["transform"],
-            linewidth=1.4,
+            linewidth=1.6,
+            linestyle=_LINE_STYLES[place % len(_LINE_STYLES)],
             color=f"C{place}",
         )
     if not used:

@@ -213,14 +213,17 @@ def test_the_page_needs_no_other_file(sdsa: Run, tmp_path: Path) -> None:
 def test_a_terminal_of_80_columns_shows_every_number(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
     options = ("--rotate", "none,hadamard", "--gain", "none,auto", "--center", "none,channel")
-    outcome = studies.run("out", *options)
-    outcome.is_clean()
-    assert "…" not in outcome.stdout
-    rows = [line for line in outcome.stdout.splitlines() if line.startswith("    nvfp4")]
-    assert len(rows) == 2 * 3 * 8, "two tables, three formats, eight transforms"
-    assert max(map(len, rows)) <= 80
+    studies.run("out", *options).is_clean()
+    words, rows = [], []
+    for columns in ("80", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        text = studies.sdsa("report", studies.folder / "out", "--no-plots").stdout
+        rows.append([line for line in text.splitlines() if line.startswith("    nvfp4")])
+        words.append(text.replace("─", "").split())
+    assert len(rows[0]) == 2 * 3 * 8, "two tables, three formats, eight transforms"
+    assert max(map(len, rows[0])) <= 80
+    assert sorted(words[0]) == sorted(words[1]), "only the lines break differently"
 
 
 def test_layers_come_worst_first(studies: Studies) -> None:
@@ -396,6 +399,38 @@ def test_a_killed_study_continues_to_the_same_result(
     assert len(seen[0]) == 180
     assert without_timing(studies.document("cut")) == without_timing(studies.document("whole"))
     assert not work.exists()
+
+
+@pytest.mark.slow
+def test_an_interrupted_study_says_so_once_and_ends_its_workers(
+    studies: Studies, generator: torch.Generator
+) -> None:
+    studies.layers = save_layers(studies.layers, generator, lengths=[400] * 60)
+    work = studies.folder / "cut" / "work"
+    options = studies.arguments("cut", *OPTIONS, "--workers", "2", "--device", "cpu")
+    with subprocess.Popen(
+        program(*options), stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 100
+        while len(list(work.glob("layer-*"))) < 3 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate()
+    assert (process.returncode, stderr) == (130, "error: interrupted\n")
+    # multiprocessing's own helper process ends a moment after its parent.
+    deadline = time.monotonic() + 20
+    while group_lives(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not group_lives(process.pid)
+    assert (work / "study.json").exists(), "the next run continues it"
+
+
+def group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_an_unfinished_study_of_other_settings_is_refused(studies: Studies) -> None:

@@ -43,7 +43,7 @@ def test_layers_come_in_natural_order(tmp_path: Path, generator: torch.Generator
     assert layer.keys.context_lengths == LENGTHS
     assert layer.row_requests == (0, 0, 1, 1, 2, 2, 3, 3)
     assert layer.row_lengths == tuple(n for n in LENGTHS for _ in range(2))
-    assert layer.rows_of(2) == [4, 5]
+    assert layer.request_rows == ((0, 1), (2, 3), (4, 5), (6, 7))
 
 
 def test_keys_and_queries_may_be_in_different_places(

@@ -149,7 +149,7 @@ def test_rows_do_not_depend_on_the_pieces(
 ) -> None:
     inputs = layer_inputs(save_layers(tmp_path / "layers.safetensors", generator, rows=5))
     whole = measure(inputs, ALL, request=2)
-    monkeypatch.setattr(study_unit, "SCORE_BUDGET_BYTES", 2 * 4 * 7 * LENGTHS[2])  # two rows
+    monkeypatch.setattr(study_unit, "SCORE_BUDGET_BYTES", 2 * (4 * 6 + 28) * LENGTHS[2])  # two rows
     same(measure(inputs, ALL, request=2), whole)
     # Keys in parts only change the order in which float64 sums over keys are added.
     monkeypatch.setattr(study_inputs, "KEYS_AT_A_TIME", 64)
@@ -230,6 +230,17 @@ def test_outlier_channels_are_what_rotation_helps(
         ]
     assert 0.8 < errors["plain"][1] / errors["plain"][0] < 1.25
     assert errors["outlier"][0] > errors["plain"][0]
+
+
+def test_a_study_writes_nothing_into_its_inputs(tmp_path: Path, generator: torch.Generator) -> None:
+    # FP32 keys and rows: what passes through unchanged must not be worked on in place.
+    path = tmp_path / "keys.safetensors"
+    keys, queries = (torch.randn(count, 128, generator=generator) for count in (70, 1))
+    save_file({"keys": keys, "queries": queries}, path)
+    (layer,) = open_layers(StudyInputs(path, path))
+    measure_unit(layer, 0, ALL, fit_layer(layer, ALL))
+    assert torch.equal(layer.keys.read(0), keys)
+    assert torch.equal(layer.queries.read("queries"), queries)
 
 
 def test_all_zero_keys_have_recall_1_and_undefined_ratios(tmp_path: Path) -> None:

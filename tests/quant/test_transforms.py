@@ -61,6 +61,17 @@ def test_hadamard_does_not_depend_on_the_pass(
     assert torch.equal(hadamard(values), whole)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("transform", ["hadamard", "center", "gain"])
+def test_keys_are_not_written(count: int, transform: str, generator: torch.Generator) -> None:
+    keys = torch.randn(count, 128, generator=generator)
+    before = keys.clone()
+    made = TRANSFORMS[transform]
+    made.restore_keys(made.apply_keys(keys))
+    made.apply_query(keys)
+    assert torch.equal(keys, before)
+
+
 def test_hadamard_refuses_another_size() -> None:
     with pytest.raises(InputError, match=r"values must be \[..., 128\], got \[2, 64\]"):
         hadamard(torch.zeros(2, 64))

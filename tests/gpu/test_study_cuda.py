@@ -1,0 +1,53 @@
+"""A study on a GPU measures what it measures on the CPU, up to the last bits of sums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sdsa_quant.key_formats import KEY_FORMATS
+from sdsa_quant.study_inputs import StudyInputs, open_layers
+from sdsa_quant.study_rows import unpack_rows
+from sdsa_quant.study_settings import StudySettings, transform_choices
+from sdsa_quant.study_unit import fit_layer, measure_unit
+from sdsa_quant.transforms import hadamard
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", KEY_FORMATS)
+def test_formats_decode_to_the_same_bits(name: str, generator: torch.Generator) -> None:
+    keys = torch.randn(500, 128, generator=generator) * torch.logspace(-4, 3, 500)[:, None]
+    for values in (keys, keys.bfloat16()):
+        there = KEY_FORMATS[name].round_trip(values.cuda())
+        assert torch.equal(there.cpu(), KEY_FORMATS[name].round_trip(values))
+
+
+def test_hadamard_gives_the_same_bits(generator: torch.Generator) -> None:
+    values = torch.randn(333, 128, generator=generator)
+    assert torch.equal(hadamard(values.cuda()).cpu(), hadamard(values))
+
+
+def test_a_unit_measures_the_same(fixtures: Path) -> None:
+    path = fixtures / "smollm2-layer12.safetensors"
+    settings = StudySettings(
+        formats=tuple(KEY_FORMATS),
+        transforms=transform_choices(("none", "hadamard"), ("none", "auto"), ("none", "channel")),
+        top_k=(64, 256),
+    )
+    (layer,) = open_layers(StudyInputs(path, path, lengths="lengths", causal=True))
+    fitted = fit_layer(layer, settings)
+    here = measure_unit(layer, 1, settings, fitted)
+    there = measure_unit(layer, 1, settings, fitted, "cuda")
+    assert there.profiles == here.profiles
+    assert torch.allclose(there.channel_errors, here.channel_errors, rtol=1e-5, atol=1e-9)
+    for ours, theirs in zip(here.rows, there.rows, strict=True):
+        for a, b in zip(
+            unpack_rows(ours, settings.top_k), unpack_rows(theirs, settings.top_k), strict=True
+        ):
+            assert b.relative_l2 == pytest.approx(a.relative_l2, rel=1e-5, abs=1e-9)
+            assert b.cosine == pytest.approx(a.cosine, abs=1e-7)
+            for of_a, of_b in zip(a.top_k, b.top_k, strict=True):
+                assert abs(of_b.recall - of_a.recall) <= 1 / of_a.kept
