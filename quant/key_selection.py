@@ -1,7 +1,8 @@
 """Which tensors of a source are captured keys, and how they divide into requests.
 
 Keys are BF16, F16 or F32, ``[tokens, 128]`` with the requests one after another, or
-``[requests, tokens, 128]`` padded at the end of each request. Lengths are a 1-D integer tensor,
+``[requests, tokens, 128]`` padded at the end of each request. ``[tokens, 1, 128]``, one head, is
+taken as ``[tokens, 128]``. Lengths are a 1-D integer tensor,
 either one length per request or the offsets (``cu_seqlens``) at which requests begin and end.
 """
 
@@ -9,17 +10,19 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from .cache_header import FORMAT as CACHE_FORMAT
 from .errors import DtypeError, InputError
 from .layout import DIM
-from .tensor_source import StoredTensor, TensorSource
+from .tensor_source import StoredTensor, TensorSource, common_ends
 
 KEYS_NAME = "keys"  # taken where the user names no tensor
+QUERY_NAMES = ("queries", "query", "q")  # told from keys by their name alone
 LENGTHS_NAMES = ("lengths", "context_lengths", "cu_seqlens")  # hinted at where none is named
 KEY_DTYPES = ("BF16", "F16", "F32")
 _LENGTH_DTYPES = ("I32", "I64", "U32", "I16", "U16", "I8", "U8")
@@ -27,6 +30,7 @@ _LENGTH_DTYPES = ("I32", "I64", "U32", "I16", "U16", "I8", "U8")
 # first two are telling wherever they are.
 _GLOBAL_SCALE_ENDINGS = ("_global_scale", "_scale_2")
 _SCALE_ENDINGS = ("_scale", "_scales", "_scale_inv", ".scale", ".scales")
+_WILDCARDS = re.compile(r"\*|\?|\[!?\]?[^\]]*\]")  # of a pattern, as fnmatch takes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,8 @@ def _matching(source: TensorSource, pattern: str) -> list[StoredTensor]:
     if pattern in source:
         return [source[pattern]]
     matches = [tensor for tensor in source if fnmatch.fnmatchcase(tensor.name, pattern)]
+    if not matches and _WILDCARDS.search(pattern):
+        raise InputError(f"{source.path}: no tensor matches {pattern}; {source.describe_names()}")
     return matches or [source[pattern]]  # which raises, and lists what there is
 
 
@@ -108,11 +114,18 @@ def _default_keys(source: TensorSource) -> list[StoredTensor]:
     if len(candidates) == 1:
         return candidates
     found = "none" if not candidates else f"{len(candidates)} of them"
+    pattern = _common_pattern([tensor.name for tensor in candidates if not are_queries(tensor)])
     raise InputError(
         f"{source.path}: no tensor is named {KEYS_NAME}, and there must be one float tensor "
-        f"[.., {DIM}], got {found}; name the keys with --keys NAME or a pattern; "
-        f"{source.describe_names()}"
+        f"[.., {DIM}], got {found}; name the keys with --keys NAME or a pattern"
+        f"{f', such as {pattern} for one cache each' if pattern else ''}; {source.describe_names()}"
     )
+
+
+def _common_pattern(names: Sequence[str]) -> str:
+    """A pattern in quotes for several names, empty where they have nothing in common."""
+    begin, end = common_ends(names) if len(names) > 1 else ("", "")
+    return f"'{begin}*{end}'" if begin or end else ""
 
 
 def _refuse_quantized(source: TensorSource, tensor: StoredTensor) -> None:
@@ -133,6 +146,21 @@ def _refuse_quantized(source: TensorSource, tensor: StoredTensor) -> None:
 def can_be_keys(tensor: StoredTensor) -> bool:
     """Whether dtype and shape are those of unquantized keys."""
     return tensor.dtype in KEY_DTYPES and _has_key_shape(tensor)
+
+
+def are_queries(tensor: StoredTensor) -> bool:
+    """Whether a tensor of that shape is named as query rows are."""
+    return can_be_keys(tensor) and _last_name(tensor) in QUERY_NAMES
+
+
+def can_be_lengths(tensor: StoredTensor) -> bool:
+    """Whether dtype and shape are those of lengths or offsets."""
+    return tensor.dtype in _LENGTH_DTYPES and len(tensor.shape) == 1 and tensor.shape[0] > 0
+
+
+def _last_name(tensor: StoredTensor) -> str:
+    """The last part of a dotted name."""
+    return tensor.name_in_file.rpartition(".")[2]
 
 
 def _has_key_shape(tensor: StoredTensor) -> bool:
@@ -170,12 +198,18 @@ def captured_keys(
     TypeError
         The lengths are not integers.
     """
+    if (
+        len(tensor.shape) == 3
+        and tensor.shape[1] == 1
+        and _is_one_head(source, tensor, lengths_name)
+    ):
+        tensor = replace(tensor, shape=(tensor.shape[0], DIM))
     padded = len(tensor.shape) == 3
     if lengths_name is None:
         if padded:
             raise InputError(
                 f"{tensor.path}: tensor {tensor.name} is {list(tensor.shape)}, padded requests; "
-                f"name the tensor of their lengths with --lengths{_lengths_hint(source)}"
+                f"name the tensor of their lengths with --lengths{_describe_lengths_hint(source)}"
             )
         return CapturedKeys(source, tensor, (0,), (tensor.shape[0],))
     stored = source[lengths_name]
@@ -190,18 +224,90 @@ def captured_keys(
     return CapturedKeys(source, tensor, starts, lengths)
 
 
+def _is_one_head(source: TensorSource, tensor: StoredTensor, lengths_name: str | None) -> bool:
+    """Whether ``[n, 1, 128]`` is ``[tokens, 1, 128]`` and not n requests padded to one token.
+
+    The two differ only where lengths say that some of the n requests are empty.
+    """
+    if lengths_name is None:
+        return True
+    numbers = _read_lengths(source, source[lengths_name])
+    return _flat_divisions(numbers, tensor.shape[0]) is not None
+
+
+def lengths_for(
+    source: TensorSource, tensor: StoredTensor, keys_pattern: str | None, lengths: str | None
+) -> str | None:
+    """The name of the tensor of lengths that goes with a key tensor.
+
+    Parameters
+    ----------
+    source : TensorSource
+        Where the lengths are.
+    tensor : StoredTensor
+        Keys that `keys_pattern` selected.
+    keys_pattern : str or None
+        What `select_keys` was given.
+    lengths : str or None
+        A name, good for every key tensor, or a pattern. Of what a pattern matches, the tensor is
+        taken whose name has the same text in place of the wildcards as the keys' has in
+        `keys_pattern`; where the patterns have other wildcards, the same numbers.
+
+    Raises
+    ------
+    ValueError
+        No tensor matches the pattern, or none or several of those that do go with the keys.
+    """
+    if lengths is None or lengths in source or not _WILDCARDS.search(lengths):
+        return lengths
+    matches = _matching(source, lengths)
+    wanted = _wildcard_texts(keys_pattern or "", tensor.name)
+    texts = {match.name: _wildcard_texts(lengths, match.name) for match in matches}
+    if wanted and len(wanted) == len(texts[matches[0].name]):
+        found = [name for name, text in texts.items() if text == wanted]
+    else:
+        found = [name for name in texts if _numbers(name) == _numbers(tensor.name)]
+    if len(found) != 1:
+        raise InputError(
+            f"{source.path}: --lengths {lengths} must match one tensor that goes with "
+            f"{tensor.name}, got {', '.join(found) or 'none'} of the {len(matches)} that it matches"
+        )
+    return found[0]
+
+
+def _wildcard_texts(pattern: str, name: str) -> tuple[str, ...]:
+    """What stands in a name for the wildcards of a pattern that it matches."""
+    expression, end = "", 0
+    for wildcard in _WILDCARDS.finditer(pattern):
+        literal = re.escape(pattern[end : wildcard.start()])
+        one = {"*": ".*", "?": "."}.get(wildcard[0], wildcard[0].replace("[!", "[^"))
+        expression, end = f"{expression}{literal}({one})", wildcard.end()
+    found = re.fullmatch(expression + re.escape(pattern[end:]), name, re.DOTALL)
+    return found.groups() if found else ()
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(int(digits) for digits in re.findall(r"\d+", name))
+
+
 def lengths_candidates(source: TensorSource) -> list[str]:
     """Names of tensors that look like lengths, for hints."""
     return [
         tensor.name
         for tensor in source
-        if tensor.name.rpartition(".")[2] in LENGTHS_NAMES and len(tensor.shape) == 1
+        if _last_name(tensor) in LENGTHS_NAMES and len(tensor.shape) == 1
     ]
 
 
-def _lengths_hint(source: TensorSource) -> str:
+def lengths_hint(source: TensorSource) -> str | None:
+    """What ``--lengths`` could be given: a name, or a pattern in quotes where there are several."""
     names = lengths_candidates(source)
-    return f", such as {names[0]}" if names else f" NAME; {source.describe_names()}"
+    return _common_pattern(names) or names[0] if names else None
+
+
+def _describe_lengths_hint(source: TensorSource) -> str:
+    hint = lengths_hint(source)
+    return f", such as {hint}" if hint else f" NAME; {source.describe_names()}"
 
 
 def _read_lengths(source: TensorSource, stored: StoredTensor) -> list[int]:
@@ -232,14 +338,20 @@ def _differences(offsets: Sequence[int]) -> tuple[int, ...]:
     return tuple(end - begin for begin, end in itertools.pairwise(offsets))
 
 
+def _flat_divisions(numbers: Sequence[int], tokens: int) -> tuple[int, ...] | None:
+    """Each request's length, by lengths or offsets; None where they do not fit the tokens."""
+    if _are_offsets(numbers) and numbers[-1] == tokens:
+        return _differences(numbers)
+    return tuple(numbers) if sum(numbers) == tokens else None
+
+
 def _flat_lengths(
     tensor: StoredTensor, stored: StoredTensor, numbers: Sequence[int]
 ) -> tuple[int, ...]:
     tokens = tensor.shape[0]
-    if _are_offsets(numbers) and numbers[-1] == tokens:
-        return _differences(numbers)
-    if sum(numbers) == tokens:
-        return tuple(numbers)
+    lengths = _flat_divisions(numbers, tokens)
+    if lengths is not None:
+        return lengths
     raise InputError(
         f"{stored.path}: tensor {stored.name} must sum to the {tokens} keys of {tensor.name}, or "
         f"rise from 0 to {tokens} as offsets; it sums to {sum(numbers)}, from {numbers[0]} to "

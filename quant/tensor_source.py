@@ -2,7 +2,8 @@
 
 Only headers are read until a tensor is used, and then it is a view of the mapped file. Where there
 is an index (``*.safetensors.index.json``), it alone says which file holds which tensor; other files
-beside it are ignored. Without one, a name that two files hold is an error.
+beside it are ignored. Without one, where a name is in two files of a folder, every name is preceded
+by its file's: ``layer_7:keys`` is the tensor ``keys`` of ``layer_7.safetensors``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from .errors import InputError
 INDEX_SUFFIX = ".safetensors.index.json"
 _DTYPE_BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64}
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_LISTED_NAMES = 20  # in an error message
+_SUFFIX = ".safetensors"
+_LISTED_NAMES = 4  # in an error message
+_WORDS = re.compile(r"\d+|[^\W\d_]+|[\W_]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,12 @@ class StoredTensor:
     dtype: str  # as safetensors writes it: "BF16", "F8_E4M3"
     shape: tuple[int, ...]
     path: Path  # the file that holds it
+    prefix: str = ""  # of the name, not in the file: "layer_7:" where files share names
+
+    @property
+    def name_in_file(self) -> str:
+        """Its name in the file that holds it."""
+        return self.name.removeprefix(self.prefix)
 
     @property
     def bytes(self) -> int:
@@ -101,21 +110,43 @@ class TensorSource:
 
     def read(self, name: str) -> torch.Tensor:
         """A tensor as a view of its mapped file; nothing is copied."""
-        return self._files[self[name].path].get_tensor(name)
+        stored = self[name]
+        return self._files[stored.path].get_tensor(stored.name_in_file)
 
     def describe_names(self) -> str:
-        """One line that lists the tensors, for error messages."""
+        """A short line that names a few of the tensors, for error messages."""
         if not self._tensors:
             return "there are no tensors"
         shown = [str(tensor) for tensor in self][:_LISTED_NAMES]
         more = len(self) - len(shown)
-        return "found " + ", ".join(shown) + (f" and {more} more" if more else "")
+        rest = f" and {more} more (sdsa inspect {self.path} lists them)" if more else ""
+        return "found " + ", ".join(shown) + rest
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
     """Sort key under which runs of digits count as numbers: layers.2 before layers.10."""
     parts = re.split(r"(\d+)", name)
     return [(0, int(part), part) if part.isdigit() else (1, 0, part) for part in parts if part]
+
+
+def common_ends(names: Sequence[str]) -> tuple[str, str]:
+    """What several names begin and end with alike, in whole words and numbers.
+
+    ``layers.1.keys`` and ``layers.10.keys`` have ``("layers.", ".keys")`` in common.
+    """
+    words = [_WORDS.findall(name) for name in names]
+    shortest = min(map(len, words), default=0)
+    first = _common_count(words, shortest)
+    last = _common_count([name[::-1] for name in words], shortest - first)
+    return "".join(words[0][:first]), "".join(words[0][len(words[0]) - last :])
+
+
+def _common_count(words: Sequence[Sequence[str]], most: int) -> int:
+    """How many of the first words are the same in all."""
+    for index in range(most):
+        if len({name[index] for name in words}) > 1:
+            return index
+    return most
 
 
 def header_metadata(path: str | Path) -> dict[str, str]:
@@ -139,8 +170,8 @@ def open_tensors(path: str | Path) -> TensorSource:
     Raises
     ------
     ValueError
-        Nothing is there, a file is damaged, an index is malformed or names what does not exist, a
-        folder has several indices, or two files without an index hold the same name.
+        Nothing is there, a file is damaged, an index is malformed or names what does not exist, or
+        a folder has several indices.
     """
     path = Path(path)
     if path.is_dir():
@@ -164,18 +195,17 @@ def _open_folder(folder: Path) -> TensorSource:
 
 
 def _merge_files(path: Path, paths: list[Path]) -> TensorSource:
-    tensors: dict[str, StoredTensor] = {}
-    files = {}
-    for part in paths:
-        files[part] = open_safetensors(part)
-        for tensor in _stored_tensors(part, files[part]):
-            if tensor.name in tensors:
-                raise InputError(
-                    f"{path}: tensor {tensor.name} is in both {tensors[tensor.name].path.name} "
-                    f"and {part.name}, and there is no index that says which one counts"
-                )
-            tensors[tensor.name] = tensor
-    return TensorSource(path, tensors.values(), files)
+    files = {part: open_safetensors(part) for part in paths}
+    tensors = [tensor for part in paths for tensor in _stored_tensors(part, files[part])]
+    if len({tensor.name for tensor in tensors}) < len(tensors):
+        # All of them, so that a pattern for plain names cannot miss the ones that are shared.
+        tensors = [_with_file_name(tensor) for tensor in tensors]
+    return TensorSource(path, tensors, files)
+
+
+def _with_file_name(tensor: StoredTensor) -> StoredTensor:
+    prefix = f"{tensor.path.name.removesuffix(_SUFFIX)}:"
+    return replace(tensor, name=prefix + tensor.name, prefix=prefix)
 
 
 def _open_index(path: Path, index: Path) -> TensorSource:

@@ -11,9 +11,13 @@ from safetensors.torch import save_file
 from sdsa_quant.errors import DtypeError, InputError
 from sdsa_quant.key_selection import (
     CapturedKeys,
+    are_queries,
     can_be_keys,
+    can_be_lengths,
     captured_keys,
     lengths_candidates,
+    lengths_for,
+    lengths_hint,
     select_keys,
 )
 from sdsa_quant.tensor_source import TensorSource, open_tensors
@@ -64,7 +68,7 @@ def test_patterns_select_in_numeric_order(tmp_path: Path) -> None:
     assert names(source, "layers.*.keys") == wanted
     assert names(source, "layers.?.keys") == wanted[:3]
     assert names(source, "layers.10.keys") == wanted[3:]
-    with pytest.raises(InputError, match=r"no tensor is named Layers\.\*; found layers\.0\.keys"):
+    with pytest.raises(InputError, match=r"no tensor matches Layers\.\*; found layers\.0\.keys"):
         select_keys(source, "Layers.*")
 
 
@@ -247,3 +251,73 @@ def test_missing_lengths(tmp_path: Path) -> None:
         captured_keys(source, source["keys"])
     assert lengths_candidates(source) == ["a.lengths"]
     assert [can_be_keys(tensor) for tensor in source] == [False, True]
+    assert [can_be_lengths(tensor) for tensor in source] == [True, False]
+    assert lengths_hint(source) == "a.lengths"
+
+
+def test_queries_are_told_by_their_name(tmp_path: Path) -> None:
+    tensors = {"a.q": keys(), "k": keys(), "query": keys(10, 64)}
+    assert [are_queries(tensor) for tensor in source_of(tmp_path, tensors)] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "lengths", "starts"),
+    [
+        (None, (5,), (0,)),
+        ([2, 3], (2, 3), (0, 2)),
+        ([0, 2, 5], (2, 3), (0, 2)),
+        ([1, 0, 1, 1, 0], (1, 0, 1, 1, 0), (0, 1, 2, 3, 4)),
+    ],
+    ids=["one-request", "lengths", "offsets", "padded"],
+)
+def test_one_head(
+    tmp_path: Path,
+    numbers: list[int] | None,
+    lengths: tuple[int, ...],
+    starts: tuple[int, ...],
+) -> None:
+    # 5 tokens of one head; only lengths of 5 requests, some of them empty, make them requests.
+    tensors = {"keys": keys(5, 1, 128), "n": torch.tensor(numbers or [0])}
+    source = source_of(tmp_path, tensors)
+    captured = captured_keys(source, source["keys"], "n" if numbers else None)
+    assert (captured.context_lengths, captured.starts) == (lengths, starts)
+    assert captured.read(0).shape == (lengths[0], 128)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lengths", "expected"),
+    [
+        ("layers.*.keys", "layers.*.lengths", "layers.10.lengths"),
+        ("layers.?[0-9].keys", "layers.?[0-9].lengths", "layers.10.lengths"),
+        ("*.keys", "*.lengths", "layers.10.lengths"),
+        ("layers.10.keys", "layers.*.lengths", "layers.10.lengths"),
+        ("layers.*.keys", "layers.1.lengths", "layers.1.lengths"),
+        (None, "layers.*.lengths", "layers.10.lengths"),
+        ("layers.*.keys", None, None),
+    ],
+    ids=["star", "others", "front", "exact-keys", "one-for-all", "default", "none"],
+)
+def test_lengths_that_go_with_keys(
+    tmp_path: Path, pattern: str | None, lengths: str | None, expected: str | None
+) -> None:
+    numbers = torch.tensor([10])
+    tensors = {f"layers.{layer}.lengths": numbers.clone() for layer in (1, 10)}
+    source = source_of(tmp_path, {**tensors, "layers.10.keys": keys()})
+    assert lengths_for(source, source["layers.10.keys"], pattern, lengths) == expected
+    assert lengths_hint(source) == "'layers.*.lengths'"
+
+
+def test_lengths_that_no_keys_go_with(tmp_path: Path) -> None:
+    source = source_of(tmp_path, {"l.1.keys": keys(), "l.2.n": torch.tensor([1])})
+    with pytest.raises(
+        InputError, match=r"--lengths l\.\*\.n must match one .* l\.1\.keys, got none"
+    ):
+        lengths_for(source, source["l.1.keys"], "l.*.keys", "l.*.n")
+    with pytest.raises(InputError, match=r"no tensor matches m\.\*"):
+        lengths_for(source, source["l.1.keys"], "l.*.keys", "m.*")
+
+
+def test_the_default_offers_a_pattern(tmp_path: Path) -> None:
+    source = source_of(tmp_path, {"l.1.k": keys(), "l.2.k": keys(), "l.1.q": keys()})
+    with pytest.raises(InputError, match=r"such as 'l\.\*\.k' for one cache each; found"):
+        select_keys(source)

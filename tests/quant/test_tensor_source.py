@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from sdsa_quant.errors import InputError
 from sdsa_quant.tensor_source import (
     StoredTensor,
+    common_ends,
     header_metadata,
     natural_order,
     open_tensors,
@@ -92,11 +93,33 @@ def test_a_folder_without_an_index_merges_its_files(tmp_path: Path) -> None:
     assert [stored.name for stored in open_tensors(tmp_path)] == ["a", "b"]
 
 
-def test_duplicates_without_an_index_name_tensor_and_files(tmp_path: Path) -> None:
-    save_file({"a": tensor(1)}, tmp_path / "x.safetensors")
-    save_file({"a": tensor(2)}, tmp_path / "y.safetensors")
-    with pytest.raises(InputError, match=r"tensor a is in both x\.safetensors and y\.safetensors"):
-        open_tensors(tmp_path)
+def test_names_that_files_without_an_index_share_are_preceded_by_the_file(tmp_path: Path) -> None:
+    for layer in (10, 2):
+        file = tmp_path / f"layer_{layer}.safetensors"
+        save_file({"keys": tensor(layer), f"only{layer}": tensor(0)}, file)
+    source = open_tensors(tmp_path)
+    names = ["layer_2:keys", "layer_2:only2", "layer_10:keys", "layer_10:only10"]
+    assert [stored.name for stored in source] == names
+    assert source["layer_10:keys"].name_in_file == "keys"
+    assert torch.equal(source.read("layer_2:keys"), tensor(2))
+    with pytest.raises(InputError, match=r"no tensor is named keys; found layer_2:keys"):
+        source["keys"]
+
+
+@pytest.mark.parametrize(
+    ("names", "ends"),
+    [
+        (["layers.1.keys", "layers.10.keys"], ("layers.", ".keys")),
+        (["a.keys", "ab.keys"], ("", ".keys")),
+        (["k1", "k1"], ("k1", "")),
+        (["x.x", "x.x.x"], ("x.x", "")),
+        (["one"], ("one", "")),
+        (["a", "b"], ("", "")),
+    ],
+    ids=["numbers", "words", "same", "overlap", "one", "nothing"],
+)
+def test_what_names_have_in_common(names: list[str], ends: tuple[str, str]) -> None:
+    assert common_ends(names) == ends
 
 
 @pytest.mark.parametrize(
@@ -161,10 +184,11 @@ def test_damaged_files_are_named(tmp_path: Path, damage: str) -> None:
         open_tensors(tmp_path)
 
 
-def test_long_lists_of_names_are_cut(tmp_path: Path) -> None:
+def test_long_lists_of_names_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     save_file({f"t{index}": tensor(0) for index in range(30)}, tmp_path / "x.safetensors")
-    names = open_tensors(tmp_path / "x.safetensors").describe_names()
-    assert names.endswith("t19 (F32 [4]) and 10 more")
+    names = open_tensors("x.safetensors").describe_names()
+    assert names.endswith("t3 (F32 [4]) and 26 more (sdsa inspect x.safetensors lists them)")
 
 
 def test_metadata_is_read_from_damaged_files_too(tmp_path: Path) -> None:
