@@ -286,14 +286,22 @@ def _document(options: BenchOptions, results: Sequence[BenchResult]) -> dict[str
 
 def _tables(results: Sequence[BenchResult]) -> list[Any]:
     gpu = any(result.measurement.rotation is not None for result in results)
-    return [_times_table(results), _roofs_table(results)] if gpu else [_times_table(results)]
+    return [_times_table(results), "", _roofs_table(results)] if gpu else [_times_table(results)]
+
+
+def _tight_table(*headings: str, title: str | None, numbers_from: int) -> Any:
+    """A table with one space between columns, so that a terminal of 80 shows them all."""
+    shown = table(*headings, title=title, numbers_from=numbers_from)
+    shown.show_edge = False
+    shown.padding = (0, 0)
+    return shown
 
 
 def _times_table(results: Sequence[BenchResult]) -> Any:
     backends = sorted({result.backend for result in results})
     several = len(backends) > 1
     names = ("shape", "values", "backend") if several else ("shape", "values")
-    shown = table(
+    shown = _tight_table(
         *names, "median us", "p10", "p90", "GB/s", "of read",
         title=None if several else f"Backend {backends[0]}",
         numbers_from=len(names),
@@ -318,7 +326,7 @@ def _bandwidth(measurement: Measurement) -> str:
 
 def _roofs_table(results: Sequence[BenchResult]) -> Any:
     """What stands beside a GPU's times."""
-    shown = table(
+    shown = _tight_table(
         "shape", "values", "roof us", "of roof", "host us", "first s", "flashinfer", "bmm",
         title="Beside: page-gather roof, eager call on the host, first call, other ways in us",
         numbers_from=2,
