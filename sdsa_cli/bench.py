@@ -14,7 +14,7 @@ from sdsa_quant.errors import InputError
 from .bench_shapes import BenchShape, parse_shape, read_lengths_file
 from .environment import describe_environment
 from .json_documents import command_document, strict_json
-from .measurement import cache_words, measurement_fields, share_text
+from .measurement import measurement_fields, share_text
 from .options import DeviceOption, ForceFlag, JsonFile, choose_device, examples
 from .output import Output, table
 from .output_paths import check_outputs
@@ -169,7 +169,6 @@ def _measure_shape(options: BenchOptions, shape: BenchShape, values: str) -> lis
     import torch
 
     from sdsa_kernels.backends import choose_backend
-    from sdsa_kernels.compare_calls import flashinfer_call, gather_bmm_call
     from sdsa_kernels.measure import measure_problems
     from sdsa_kernels.synthetic import Shape, synthetic_problems
 
@@ -183,15 +182,8 @@ def _measure_shape(options: BenchOptions, shape: BenchShape, values: str) -> lis
         rotations=_rotations(options, traffic.key_bytes, device),
         seed=options.seed,
     )
-    compared = options.compare and device.type == "cuda"
-    others = {
-        make: _time_other([make(problem) for problem in problems], options) if compared else None
-        for make in (flashinfer_call, gather_bmm_call)
-    }
     results = []
     for backend in options.backends:
-        if options.check:
-            _check(problems[0], backend)
         measurement = measure_problems(
             problems,
             traffic,
@@ -199,6 +191,8 @@ def _measure_shape(options: BenchOptions, shape: BenchShape, values: str) -> lis
             backend=backend,
             calls_per_replay=options.calls_per_replay,
         )
+        if options.check:  # after the measurement, whose first call is to be the first
+            _check(problems[0], backend)
         results.append(
             BenchResult(
                 shape=shape,
@@ -206,14 +200,32 @@ def _measure_shape(options: BenchOptions, shape: BenchShape, values: str) -> lis
                 backend=choose_backend(problems[0], backend).name,
                 measurement=measurement,
                 checked=options.check,
-                flashinfer_us=others[flashinfer_call],
-                gather_bmm_us=others[gather_bmm_call],
+                flashinfer_us=None,
+                gather_bmm_us=None,
             )
         )
     if device.type == "cuda":
+        if options.compare:
+            results = _add_others(results, problems, options)
         del problems
         torch.cuda.empty_cache()
     return results
+
+
+def _add_others(
+    results: Sequence[BenchResult], problems: Sequence[Any], options: BenchOptions
+) -> list[BenchResult]:
+    """The results beside the times of other ways to the same scores."""
+    from sdsa_kernels.compare_calls import flashinfer_call, gather_bmm_call
+
+    flashinfer_us, gather_bmm_us = (
+        _time_other([make(problem) for problem in problems], options)
+        for make in (flashinfer_call, gather_bmm_call)
+    )
+    return [
+        dataclasses.replace(result, flashinfer_us=flashinfer_us, gather_bmm_us=gather_bmm_us)
+        for result in results
+    ]
 
 
 def _rotations(options: BenchOptions, key_bytes: int, device: torch.device) -> int:
@@ -274,44 +286,68 @@ def _document(options: BenchOptions, results: Sequence[BenchResult]) -> dict[str
 
 def _tables(results: Sequence[BenchResult]) -> list[Any]:
     gpu = any(result.measurement.rotation is not None for result in results)
-    return [_gpu_table(results) if gpu else _cpu_table(results)]
+    return [_times_table(results), "", _roofs_table(results)] if gpu else [_times_table(results)]
 
 
-def _cpu_table(results: Sequence[BenchResult]) -> Any:
-    shown = table("shape", "values", "backend", "median us", "p10", "p90", "GB/s", numbers_from=3)
-    for result in results:
-        shown.add_row(*_first_columns(result), f"{result.measurement.gigabytes_per_second:,.3g}")
+def _tight_table(*headings: str, title: str | None, numbers_from: int) -> Any:
+    """A table with one space between columns, so that a terminal of 80 shows them all."""
+    shown = table(*headings, title=title, numbers_from=numbers_from)
+    shown.show_edge = False
+    shown.padding = (0, 0)
     return shown
 
 
-def _gpu_table(results: Sequence[BenchResult]) -> Any:
-    shown = table(
-        "shape", "values", "backend", "median us", "p10", "p90", "GB/s", "gather roof us",
-        "of gather", "of read", "host us", "compile s", "flashinfer us", "bmm us", "pages",
-        numbers_from=3,
+def _times_table(results: Sequence[BenchResult]) -> Any:
+    backends = sorted({result.backend for result in results})
+    several = len(backends) > 1
+    names = ("shape", "values", "backend") if several else ("shape", "values")
+    shown = _tight_table(
+        *names, "median us", "p10", "p90", "GB/s", "of read",
+        title=None if several else f"Backend {backends[0]}",
+        numbers_from=len(names),
     )  # fmt: skip
     for result in results:
-        measurement = result.measurement
-        gather = measurement.gather
+        timing = result.measurement.timing
         shown.add_row(
-            *_first_columns(result),
-            "-" if measurement.cache_resident else f"{measurement.gigabytes_per_second:,.0f}",
-            "-" if gather is None else _microseconds(gather.median_us),
-            share_text(measurement.gather_share),
-            share_text(measurement.read_share),
-            _microseconds(measurement.host_us),
-            "-" if measurement.compile_seconds is None else f"{measurement.compile_seconds:.2f}",
-            _microseconds(result.flashinfer_us),
-            _microseconds(result.gather_bmm_us),
-            cache_words(measurement),
+            *_names(result)[: len(names)],
+            *map(_microseconds, (timing.median_us, timing.p10_us, timing.p90_us)),
+            _bandwidth(result.measurement),
+            share_text(result.measurement.read_share),
         )
     return shown
 
 
-def _first_columns(result: BenchResult) -> tuple[str, ...]:
-    timing = result.measurement.timing
-    times = (timing.median_us, timing.p10_us, timing.p90_us)
-    return (result.shape.name, result.values, result.backend, *map(_microseconds, times))
+def _bandwidth(measurement: Measurement) -> str:
+    """The memory's bandwidth, or that a cache served the call."""
+    if measurement.cache_resident:
+        return "cache-resident"
+    return f"{measurement.gigabytes_per_second:,.4g}"
+
+
+def _roofs_table(results: Sequence[BenchResult]) -> Any:
+    """What stands beside a GPU's times."""
+    shown = _tight_table(
+        "shape", "values", "roof us", "of roof", "host us", "first s", "flashinfer", "bmm",
+        title="Beside: page-gather roof, eager call on the host, first call, other ways in us",
+        numbers_from=2,
+    )  # fmt: skip
+    for result in results:
+        measurement = result.measurement
+        seconds, gather = measurement.compile_seconds, measurement.gather
+        shown.add_row(
+            *_names(result)[:2],
+            _microseconds(None if gather is None else gather.median_us),
+            share_text(measurement.gather_share),
+            _microseconds(measurement.host_us),
+            "-" if seconds is None else f"{seconds:.2f}",
+            _microseconds(result.flashinfer_us),
+            _microseconds(result.gather_bmm_us),
+        )
+    return shown
+
+
+def _names(result: BenchResult) -> tuple[str, str, str]:
+    return result.shape.name, result.values, result.backend
 
 
 def _microseconds(time_us: float | None) -> str:

@@ -55,7 +55,16 @@ def parse_shape(text: str) -> BenchShape:
         raise InputError(f"--shape must have 1 to {MAX_ROWS} rows, got {text!r}")
     if max_context < length:
         raise InputError(f"--shape must have a MAX_CONTEXT of at least its LENGTH, got {text!r}")
-    return BenchShape(f"({text})", (length,) * groups, rows, max_context)
+    name = ",".join(map(_short, numbers))
+    return BenchShape(f"({name})", (length,) * groups, rows, max_context)
+
+
+def _short(number: int) -> str:
+    """``64K`` for 65,536 and ``1M`` for 1,048,576; any other number in full."""
+    for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
+        if number % size == 0:
+            return f"{number // size}{unit}"
+    return str(number)
 
 
 def read_lengths_file(path: Path) -> BenchShape:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from command_line import Run
+from sdsa_cli.bench import BenchResult
+from sdsa_cli.bench import _tables as bench_tables
 from sdsa_cli.bench_shapes import parse_shape, read_lengths_file
 from sdsa_kernels import measure, score_check
 from sdsa_kernels.graph_timing import Rotation
@@ -99,7 +103,9 @@ def test_shapes() -> None:
     assert shape.lengths == (4096,) * 32
     assert shape.rows_per_group == 4
     assert shape.max_context == 1_048_576
+    assert shape.name == "(32,4,4K,1M)"
     assert parse_shape("2,1,5").max_context == 5
+    assert parse_shape("70000,1,65536").name == "(70000,1,64K)"
 
 
 @pytest.mark.parametrize("values", FORMATS)
@@ -155,3 +161,19 @@ def test_bandwidth_above_the_roof_is_the_caches() -> None:
     warm = measurement(500.0, Rotation(1, 100, 100))
     assert warm.cache_resident
     assert warm.read_share is None
+
+
+def test_a_gpus_tables_fit_80_columns() -> None:
+    shape = parse_shape("32,1,4096,1048576")
+    cold = Rotation(3, 300, 100)
+    results = [
+        BenchResult(shape, values, "triton", measurement(time_us, cold), True, 1234.5, 905.2)
+        for values, time_us in (("nvfp4", 512.34), ("mixed", 1234.56), ("bf16", 201.0))
+    ]
+    console = Console(width=80, file=io.StringIO())
+    console.print(*bench_tables(results))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    assert "1,234.6" in text
+    assert "0.49" in text  # 2 of 4 TB/s
+    assert "cache-resident" in text

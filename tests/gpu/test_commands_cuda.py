@@ -1,0 +1,101 @@
+"""The commands that measure, on a GPU: what they report, and that it is about the GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import program
+
+pytestmark = pytest.mark.gpu
+
+
+def run(folder: Path, *arguments: str | Path) -> str:
+    answer = subprocess.run(
+        program(*arguments), cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr == ""
+    return answer.stdout
+
+
+@pytest.fixture
+def cache(tmp_path: Path, fixtures: Path) -> Path:
+    real = fixtures / "smollm2-layer12.safetensors"
+    made = ("-o", "cache.safetensors", "--lengths", "lengths", "--device", "cuda")
+    run(tmp_path, "quantize-cache", real, *made)
+    return tmp_path / "cache.safetensors"
+
+
+def score(cache: Path, fixtures: Path, *options: str) -> Any:
+    real = fixtures / "smollm2-layer12.safetensors"
+    words = ("score", cache, "--queries", real, "--baseline", real, "--graph-replay", "20")
+    return json.loads(run(cache.parent, *words, *options, "--json", "-"))
+
+
+def test_quantize_cache_writes_the_cpus_bytes(cache: Path, tmp_path: Path, fixtures: Path) -> None:
+    real = fixtures / "smollm2-layer12.safetensors"
+    run(tmp_path, "quantize-cache", real, "-o", "cpu.st", "--lengths", "lengths", "--device", "cpu")
+    assert cache.read_bytes() == (tmp_path / "cpu.st").read_bytes()
+
+
+def test_score_replays_graphs_on_cold_pages(cache: Path, fixtures: Path) -> None:
+    report = score(cache, fixtures)
+    timing = report["timing"]
+    assert report["problem"]["device"] == "cuda"
+    assert timing["replay"] == "graph"
+    assert timing["repeats"] == 20
+    assert timing["cold"] is True
+    assert timing["rotation"]["calls"] > 100
+    assert timing["rotation"]["touched_bytes"] > 2 * timing["rotation"]["l2_bytes"]
+    assert 0.3 < timing["gather_share"] < 1.2
+    assert 0 < timing["read_share"] < 1
+    assert timing["cache_resident"] is False
+    assert timing["host_us"] > 0
+    assert timing["compile_seconds"] >= 0
+    assert report["accuracy"]["top_k"]
+
+
+def test_hot_replays_are_no_bandwidth_of_the_memory(cache: Path, fixtures: Path) -> None:
+    timing = score(cache, fixtures, "--hot")["timing"]
+    assert timing["cold"] is False
+    assert timing["cache_resident"] is True
+    assert timing["read_share"] is None
+    assert timing["rotation"]["calls"] == 1
+
+
+def test_scores_on_the_gpu_agree_with_the_cpus(cache: Path, fixtures: Path) -> None:
+    gpu = score(cache, fixtures, "--device", "cuda")
+    cpu = score(cache, fixtures, "--device", "cpu")
+    assert cpu["timing"]["replay"] == "eager"
+    for ours, theirs in zip(gpu["accuracy"]["top_k"], cpu["accuracy"]["top_k"], strict=True):
+        assert ours["recall"]["mean"] == pytest.approx(theirs["recall"]["mean"], abs=1e-3)
+
+
+def test_bench(tmp_path: Path) -> None:
+    shapes = ("--shape", "4,2,1000,4000", "--shape", "1,1,64")
+    words = ("bench", *shapes, "--repeats", "10", "--calls-per-replay", "4", "--check")
+    document = json.loads(run(tmp_path, *words, "--json", "-"))
+    assert len(document["results"]) == 6
+    for result in document["results"]:
+        assert result["replay"] == "graph"
+        assert result["calls_per_replay"] == 4
+        assert result["cold"] or result["rotation"]["calls"] == 512
+        assert result["gather_us"] > 0
+        assert result["backend"] != "torch"
+
+
+def test_doctor_says_what_score_does(tmp_path: Path, cache: Path, fixtures: Path) -> None:
+    answers = json.loads(run(tmp_path, "doctor", "--json"))["backends"]
+    picked = {
+        answer["query_format"]: answer["auto"]
+        for answer in answers
+        if answer["device"] == "cuda:0" and answer["key_format"] == "nvfp4"
+    }
+    for query_format, backend in picked.items():
+        problem = score(cache, fixtures, "--query-format", query_format)["problem"]
+        assert problem["backend"] == backend
