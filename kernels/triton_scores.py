@@ -23,6 +23,7 @@ from .availability import can_find, capability
 from .checks import BF16, NVFP4, ScoreProblem
 from .plans import Plan
 from .triton_launch import (
+    COMPILE_OPTIONS,
     device_index,
     has_gluon,
     interpreting,
@@ -189,6 +190,7 @@ def _compile_gluon(index: int, query_format: str, key_format: str) -> Callable[.
         grid=(1,),
         num_warps=tuning.warps,
         maxnreg=tuning.registers,
+        **COMPILE_OPTIONS,
     )
     # The compiled kernel is launched directly: going through the JIT function again would bind and
     # hash every argument, which takes longer than small calls do.
@@ -220,4 +222,5 @@ def _launch_portable(problem: ScoreProblem, programs: int) -> None:
         QUERY_NVFP4=problem.query_format == NVFP4,
         KEY_NVFP4=problem.key_format == NVFP4,
         UPCAST=interpreting(),
+        **COMPILE_OPTIONS,
     )
