@@ -62,8 +62,9 @@ _TUNING = {
     BF16: _Tuning(warps=2, programs=4, registers=168),
 }
 
-# What is compiled, as functions of a launch's arguments and its stream.
-_compiled: dict[tuple[int, Formats], Callable[..., None]] = {}
+# What is compiled, as functions of a launch's arguments and its stream; None stands for the portable
+# kernel, which Triton's JIT launches.
+_compiled: dict[tuple[int, Formats], Callable[..., None] | None] = {}
 
 
 def reason_unsupported(problem: ScoreProblem) -> str | None:
@@ -101,8 +102,7 @@ def launch(problem: ScoreProblem) -> None:
     if variant not in _compiled:
         refuse_capture_before_warmup(index, "indexer_scores")
         with torch.cuda.device(index):
-            if has_gluon():
-                _compiled[variant] = _compile_gluon(index, *variant[1])
+            _compiled[variant] = _compile_gluon(index, *variant[1]) if has_gluon() else None
     plan = make_plan(problem)
     if plan is None:
         with torch.cuda.device(index):
