@@ -30,6 +30,7 @@ from sdsa_quant.layout import (
 from .checks import NVFP4, ScoreProblem
 from .graph_timing import time_graph
 from .timing import Timing
+from .triton_launch import COMPILE_OPTIONS
 
 _READ_BYTES = 1 << 30
 _READ_WORDS = 4096  # a program of the read roof
@@ -94,7 +95,7 @@ def read_roof_bytes_per_second(index: int) -> float:
         programs = buffer.numel() // _READ_WORDS
 
         def read() -> None:
-            _read_kernel[(programs,)](buffer, sink, WORDS=_READ_WORDS)
+            _read_kernel[(programs,)](buffer, sink, WORDS=_READ_WORDS, **COMPILE_OPTIONS)
 
         return _READ_BYTES / time_graph([read], 20).median_us * 1e6
 
@@ -172,6 +173,7 @@ def _gather_call(
             SCALE_WORDS=SCALE_PAGE_BYTES // _WORD_BYTES if nvfp4 else 0,
             STEP=step,
             num_warps=warps,
+            **COMPILE_OPTIONS,
         )
 
     return gather

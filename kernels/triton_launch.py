@@ -13,6 +13,10 @@ from .availability import package_version
 
 _GLUON_SINCE = (3, 6)
 
+# Said at every launch, because Triton 3.9 warns where it is left to a default that will change.
+# Where a product is to be fused with a sum, the kernels say `fma`.
+COMPILE_OPTIONS = {"enable_fp_fusion": False}
+
 
 def interpreting() -> bool:
     """Whether Triton kernels run in its interpreter, on CPU tensors."""

@@ -23,6 +23,7 @@ from .availability import can_find, capability
 from .checks import BF16, NVFP4, ScoreProblem
 from .plans import Plan
 from .triton_launch import (
+    COMPILE_OPTIONS,
     device_index,
     has_gluon,
     interpreting,
@@ -61,8 +62,9 @@ _TUNING = {
     BF16: _Tuning(warps=2, programs=4, registers=168),
 }
 
-# What is compiled, as functions of a launch's arguments and its stream.
-_compiled: dict[tuple[int, Formats], Callable[..., None]] = {}
+# What is compiled, as functions of a launch's arguments and its stream; None stands for the portable
+# kernel, which Triton's JIT launches.
+_compiled: dict[tuple[int, Formats], Callable[..., None] | None] = {}
 
 
 def reason_unsupported(problem: ScoreProblem) -> str | None:
@@ -100,8 +102,7 @@ def launch(problem: ScoreProblem) -> None:
     if variant not in _compiled:
         refuse_capture_before_warmup(index, "indexer_scores")
         with torch.cuda.device(index):
-            if has_gluon():
-                _compiled[variant] = _compile_gluon(index, *variant[1])
+            _compiled[variant] = _compile_gluon(index, *variant[1]) if has_gluon() else None
     plan = make_plan(problem)
     if plan is None:
         with torch.cuda.device(index):
@@ -189,6 +190,7 @@ def _compile_gluon(index: int, query_format: str, key_format: str) -> Callable[.
         grid=(1,),
         num_warps=tuning.warps,
         maxnreg=tuning.registers,
+        **COMPILE_OPTIONS,
     )
     # The compiled kernel is launched directly: going through the JIT function again would bind and
     # hash every argument, which takes longer than small calls do.
@@ -220,4 +222,5 @@ def _launch_portable(problem: ScoreProblem, programs: int) -> None:
         QUERY_NVFP4=problem.query_format == NVFP4,
         KEY_NVFP4=problem.key_format == NVFP4,
         UPCAST=interpreting(),
+        **COMPILE_OPTIONS,
     )

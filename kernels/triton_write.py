@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from .quantize_write import Rows
-from .triton_launch import device_index, refuse_capture_before_warmup
+from .triton_launch import COMPILE_OPTIONS, device_index, refuse_capture_before_warmup
 from .triton_quantize import quantize_write_kernel
 
 # H200, 2026-11, 1M BF16 keys: 129 us; 4 warps or 1 take 152 and 132, 8 or 32 rows 139 and 168.
@@ -58,6 +58,7 @@ def run_kernel(keys: Rows, queries: Rows | None) -> None:
         query.scales.stride(0),
         ROWS=_ROWS_PER_PROGRAM,
         num_warps=_WARPS,
+        **COMPILE_OPTIONS,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 from pathlib import Path
@@ -13,6 +14,8 @@ from command_line import program
 
 pytestmark = pytest.mark.gpu
 
+REAL = Path(__file__).parents[2] / "fixtures" / "smollm2-layer12.safetensors"
+
 
 def run(folder: Path, *arguments: str | Path) -> str:
     answer = subprocess.run(
@@ -23,30 +26,30 @@ def run(folder: Path, *arguments: str | Path) -> str:
     return answer.stdout
 
 
-@pytest.fixture
-def cache(tmp_path: Path, fixtures: Path) -> Path:
-    real = fixtures / "smollm2-layer12.safetensors"
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("commands")
     made = ("-o", "cache.safetensors", "--lengths", "lengths", "--device", "cuda")
-    run(tmp_path, "quantize-cache", real, *made)
-    return tmp_path / "cache.safetensors"
+    run(folder, "quantize-cache", REAL, *made)
+    return folder / "cache.safetensors"
 
 
-def score(cache: Path, fixtures: Path, *options: str) -> Any:
-    real = fixtures / "smollm2-layer12.safetensors"
-    words = ("score", cache, "--queries", real, "--baseline", real, "--graph-replay", "20")
+@functools.cache
+def score(cache: Path, *options: str) -> Any:
+    """The report of a run, which takes seconds to start: each is made once."""
+    words = ("score", cache, "--queries", REAL, "--baseline", REAL, "--graph-replay", "20")
     return json.loads(run(cache.parent, *words, *options, "--json", "-"))
 
 
-def test_quantize_cache_writes_the_cpus_bytes(cache: Path, tmp_path: Path, fixtures: Path) -> None:
-    real = fixtures / "smollm2-layer12.safetensors"
-    run(tmp_path, "quantize-cache", real, "-o", "cpu.st", "--lengths", "lengths", "--device", "cpu")
+def test_quantize_cache_writes_the_cpus_bytes(cache: Path, tmp_path: Path) -> None:
+    run(tmp_path, "quantize-cache", REAL, "-o", "cpu.st", "--lengths", "lengths", "--device", "cpu")
     assert cache.read_bytes() == (tmp_path / "cpu.st").read_bytes()
 
 
-def test_score_replays_graphs_on_cold_pages(cache: Path, fixtures: Path) -> None:
-    report = score(cache, fixtures)
+def test_score_replays_graphs_on_cold_pages(cache: Path) -> None:
+    report = score(cache)
     timing = report["timing"]
-    assert report["problem"]["device"] == "cuda"
+    assert report["problem"]["device"] == "cuda:0"
     assert timing["replay"] == "graph"
     assert timing["repeats"] == 20
     assert timing["cold"] is True
@@ -60,17 +63,17 @@ def test_score_replays_graphs_on_cold_pages(cache: Path, fixtures: Path) -> None
     assert report["accuracy"]["top_k"]
 
 
-def test_hot_replays_are_no_bandwidth_of_the_memory(cache: Path, fixtures: Path) -> None:
-    timing = score(cache, fixtures, "--hot")["timing"]
+def test_hot_replays_are_no_bandwidth_of_the_memory(cache: Path) -> None:
+    timing = score(cache, "--hot")["timing"]
     assert timing["cold"] is False
     assert timing["cache_resident"] is True
     assert timing["read_share"] is None
     assert timing["rotation"]["calls"] == 1
 
 
-def test_scores_on_the_gpu_agree_with_the_cpus(cache: Path, fixtures: Path) -> None:
-    gpu = score(cache, fixtures, "--device", "cuda")
-    cpu = score(cache, fixtures, "--device", "cpu")
+def test_scores_on_the_gpu_agree_with_the_cpus(cache: Path) -> None:
+    gpu = score(cache, "--device", "cuda")
+    cpu = score(cache, "--device", "cpu")
     assert cpu["timing"]["replay"] == "eager"
     for ours, theirs in zip(gpu["accuracy"]["top_k"], cpu["accuracy"]["top_k"], strict=True):
         assert ours["recall"]["mean"] == pytest.approx(theirs["recall"]["mean"], abs=1e-3)
@@ -89,7 +92,7 @@ def test_bench(tmp_path: Path) -> None:
         assert result["backend"] != "torch"
 
 
-def test_doctor_says_what_score_does(tmp_path: Path, cache: Path, fixtures: Path) -> None:
+def test_doctor_says_what_score_does(tmp_path: Path, cache: Path) -> None:
     answers = json.loads(run(tmp_path, "doctor", "--json"))["backends"]
     picked = {
         answer["query_format"]: answer["auto"]
@@ -97,5 +100,5 @@ def test_doctor_says_what_score_does(tmp_path: Path, cache: Path, fixtures: Path
         if answer["device"] == "cuda:0" and answer["key_format"] == "nvfp4"
     }
     for query_format, backend in picked.items():
-        problem = score(cache, fixtures, "--query-format", query_format)["problem"]
+        problem = score(cache, "--query-format", query_format)["problem"]
         assert problem["backend"] == backend
