@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sdsa_quant.errors import UnsupportedError
+from sdsa_quant.layout import E2M1_MAX, E4M3_MIN, E4M3_MIN_NORMAL, NVFP4_MAX
 
 from .study_document import (
     Document,
@@ -41,7 +42,6 @@ _WIDE = 10.0  # inches
 _LINE_STYLES = ("-", "--", "-.", ":")
 _ROWS_LABELLED = 24
 _SIZE_WIDTH = 0.8  # of the column of one size, where columns are 1 apart
-_E2M1_MAX, _SMALLEST_NORMAL, _SMALLEST_SCALE, _NVFP4_MAX = 6.0, 2.0**-6, 2.0**-9, 2688.0
 
 
 def require_matplotlib() -> None:
@@ -370,9 +370,9 @@ def plot_block_magnitudes(document: Document) -> Any:
     if not used:
         return None
     low, high = first + min(used) - 1, first + max(used) + 2
-    subnormal = math.log2(_E2M1_MAX * _SMALLEST_NORMAL)
-    flushed = math.log2(_E2M1_MAX * _SMALLEST_SCALE / 2)
-    saturated = math.log2(_NVFP4_MAX)
+    subnormal = math.log2(E2M1_MAX * E4M3_MIN_NORMAL)
+    flushed = math.log2(E2M1_MAX * E4M3_MIN / 2)
+    saturated = math.log2(NVFP4_MAX)
     axis.axvspan(low, max(low, flushed), color="#D55E00", alpha=0.18, linewidth=0)
     axis.axvspan(max(low, flushed), max(low, subnormal), color="#E69F00", alpha=0.18, linewidth=0)
     axis.axvspan(min(high, saturated), high, color="#CC79A7", alpha=0.25, linewidth=0)

@@ -22,6 +22,8 @@ from safetensors.torch import load_file, save_file
 from command_line import Outcome, Run, program
 from sdsa_cli import study_plots
 from sdsa_cli.study_plots import study_plots as draw
+from sdsa_quant.key_formats import KEY_FORMATS
+from sdsa_quant.study_settings import DEFAULT_FORMATS
 from studies import save_layers
 
 REPORT_PAGE = Path(__file__).parents[2] / "docs" / "study-report.md"
@@ -120,6 +122,12 @@ def test_rotation_helps_an_outlier_channel(
         assert all(value is not None for value in recall)
     outliers = [each["profile"]["outliers"] for each in studies.document("out")["blocks"][:2]]
     assert outliers[0] > 10 * outliers[1]
+
+
+def test_the_default_formats_are_all_but_the_baseline(studies: Studies) -> None:
+    studies.run("out", "--top-k", "5").is_clean()
+    names = [each["name"] for each in studies.document("out")["settings"]["formats"]]
+    assert names == list(DEFAULT_FORMATS) == [name for name in KEY_FORMATS if name != "bf16"]
 
 
 # Documents and tables.
