@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .layout import BLOCK, NVFP4_MAX
+from .layout import BLOCK, E4M3_LAST_SUBNORMAL, NVFP4_MAX
 from .nvfp4 import e4m3_scales
 
 OUTLIER_RATIO = 8.0
@@ -20,8 +20,6 @@ OUTLIER_RATIO = 8.0
 FIRST_EXPONENT = -24
 LAST_EXPONENT = 16
 EXPONENTS = tuple(range(FIRST_EXPONENT, LAST_EXPONENT + 1))
-
-_LARGEST_SUBNORMAL = 7  # as an E4M3 byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ def profile_blocks(keys: torch.Tensor) -> BlockProfile:
     return BlockProfile(
         blocks=amax.shape[0],
         flushed=int(((scales == 0) & nonzero).sum()),
-        subnormal=int(((scales > 0) & (scales <= _LARGEST_SUBNORMAL)).sum()),
+        subnormal=int(((scales > 0) & (scales <= E4M3_LAST_SUBNORMAL)).sum()),
         saturated=int((amax > NVFP4_MAX).sum()),
         outliers=int((small >= BLOCK // 2).sum()),
         zero=int((~nonzero).sum()),

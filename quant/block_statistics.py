@@ -10,10 +10,8 @@ import math
 
 import torch
 
-from .layout import BLOCK, NVFP4_MAX, SCALES_PER_KEY
+from .layout import BLOCK, E4M3_LAST_SUBNORMAL, NVFP4_MAX, SCALES_PER_KEY
 from .nvfp4 import dequantize_nvfp4, values_per_pass
-
-_LARGEST_SUBNORMAL_SCALE = 7  # as an E4M3 byte; 8 is the smallest normal, 2^-6
 
 
 class BlockStatistics:
@@ -75,7 +73,7 @@ class BlockStatistics:
             amax = keys[part].unflatten(-1, (-1, BLOCK)).abs().amax(-1)
             # A NaN is a value all the same, so that its block counts as nonzero.
             self.flushed += int(((scale_bytes == 0) & (amax != 0)).sum())
-            subnormal = (scale_bytes > 0) & (scale_bytes <= _LARGEST_SUBNORMAL_SCALE)
+            subnormal = (scale_bytes > 0) & (scale_bytes <= E4M3_LAST_SUBNORMAL)
             self.subnormal += int(subnormal.sum())
             self.saturated += int((amax > NVFP4_MAX).sum())
             self._add_error(keys[part], dequantize_nvfp4(codes[part], scales[part], torch.float64))

@@ -16,6 +16,9 @@ MAX_ROWS = 8  # query rows in a group, at most
 
 E2M1_MAX = 6.0  # largest magnitude of a code
 E4M3_MAX = 448.0  # largest magnitude of a scale
+E4M3_MIN_NORMAL = 2.0**-6  # scales below are subnormal: fewer than 4 significant bits
+E4M3_MIN = 2.0**-9  # smallest scale that is not 0
+E4M3_LAST_SUBNORMAL = 7  # its byte; bytes 1 to 7 are the subnormal scales
 NVFP4_MAX = 2688.0  # E2M1_MAX * E4M3_MAX, magnitudes above saturate
 
 CODE_PAGE_BYTES = 4096  # PAGE * PACKED_DIM

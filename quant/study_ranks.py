@@ -101,14 +101,29 @@ def measure_with_workers(
         for share in (share_units(units, worker, workers) for worker in range(workers))
         if share
     ]
-    for process in processes:
-        process.start()
     try:
+        with _interrupts_held():
+            for process in processes:
+                process.start()
         _follow(processes, reports, advance)
     finally:
         for process in processes:
-            process.terminate()
-            process.join()
+            if process.pid is not None:
+                process.terminate()
+                process.join()
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold SIGINT back in this thread and, for good, in the processes that are started meanwhile.
+
+    Ctrl-C reaches every process of a terminal, but this one ends its workers by itself.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _follow(processes: Sequence[Any], reports: Any, advance: Callable[[int], None]) -> None:
@@ -135,8 +150,6 @@ def _follow(processes: Sequence[Any], reports: Any, advance: Callable[[int], Non
 
 def _work(inputs: Any, settings: Any, folder: Any, device: str, units: Any, reports: Any) -> None:
     """One worker process: reports the cost of each unit, an error, and None at the end."""
-    # Ctrl-C reaches every process of a terminal; the parent ends its workers by itself.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
     def advance(cost: int) -> None:

@@ -14,13 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 
 from .atomic_file import AtomicFile, write_text
 from .block_profile import BlockProfile
 from .cache_file import open_safetensors
 from .errors import InputError
+from .safetensors_writer import HeaderEntry, header_bytes, write_tensor
 from .study_inputs import StudyInputs, StudyLayer
 from .study_settings import StudySettings
 from .study_unit import UnitResult
@@ -29,6 +29,7 @@ RECORD_VERSION = "1"  # raised when a record means something else
 
 _DESCRIPTION = "study.json"
 _FINGERPRINT = "fingerprint"
+_DTYPES = {torch.float64: "F64", torch.int64: "I64"}
 
 
 class StudyFolder:
@@ -99,9 +100,16 @@ class StudyFolder:
         ValueError
             The disk is full or failing.
         """
-        data = safetensors.torch.save(_to_tensors(result), {_FINGERPRINT: self.fingerprint})
+        tensors = _to_tensors(result)
+        entries = {
+            name: HeaderEntry(_DTYPES[tensor.dtype], tuple(tensor.shape), tensor.nbytes)
+            for name, tensor in tensors.items()
+        }
+        start, offsets = header_bytes(entries, {_FINGERPRINT: self.fingerprint})
         with AtomicFile(self._path_of(layer, request), force=True) as file:
-            file.write_at(0, data)
+            file.write_at(0, start)
+            for name, tensor in tensors.items():
+                write_tensor(file, offsets[name], tensor)
 
     def read(self, layer: int, request: int) -> UnitResult:
         """Read a unit's result back, the same bits.

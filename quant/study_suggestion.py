@@ -56,6 +56,7 @@ class Suggestion:
     """The setting to take at one size, and why."""
 
     bytes_per_key: int
+    candidates: int  # settings of this size
     setting: Setting
     k: int
     recall: float  # mean recall@k of its rows longer than k
@@ -115,6 +116,7 @@ def _suggest_one(
     plain = next((index for index in candidates if _steps(settings[index]) == 0), chosen)
     return Suggestion(
         bytes_per_key=settings[chosen].format.bytes_per_key,
+        candidates=len(candidates),
         setting=settings[chosen],
         k=summary.settings.top_k[place],
         recall=means[chosen],

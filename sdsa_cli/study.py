@@ -162,7 +162,8 @@ def study(
         typer.Option(
             "--fail-below",
             metavar="LIMIT",
-            help="Exit with 1 if a setting is below, such as recall@2048.p1=0.95; repeatable.",
+            help="Exit with 1 if a setting is below this over all layers, such as "
+            "recall@2048.p1=0.95; repeatable.",
         ),
     ] = None,
     workers: Annotated[

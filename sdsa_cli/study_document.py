@@ -116,6 +116,7 @@ def _suggestion_fields(suggestion: Suggestion) -> Document:
     evidence = suggestion.evidence
     return {
         **_setting_fields(suggestion.setting),
+        "candidates": suggestion.candidates,
         "recall": suggestion.recall,
         "best": _setting_fields(suggestion.best),
         "evidence": None

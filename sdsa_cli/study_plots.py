@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sdsa_quant.errors import UnsupportedError
+from sdsa_quant.layout import E2M1_MAX, E4M3_MIN, E4M3_MIN_NORMAL, NVFP4_MAX
 
 from .study_document import (
     Document,
@@ -38,10 +39,10 @@ _MARKERS = "osD^vP*X<>hp"
 _DPI = 100
 _PANELS_PER_LINE = 4
 _WIDE = 10.0  # inches
+_ENTRIES_PER_LINE = 4  # of a legend under a narrower figure
 _LINE_STYLES = ("-", "--", "-.", ":")
 _ROWS_LABELLED = 24
 _SIZE_WIDTH = 0.8  # of the column of one size, where columns are 1 apart
-_E2M1_MAX, _SMALLEST_NORMAL, _SMALLEST_SCALE, _NVFP4_MAX = 6.0, 2.0**-6, 2.0**-9, 2688.0
 
 
 def require_matplotlib() -> None:
@@ -108,7 +109,8 @@ def _panels(document: Document, height: float, **shared: Any) -> tuple[Any, list
 def _format_legend(figure: Any, axes: Sequence[Any]) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     # One line of entries where there is room for it.
-    columns = len(labels) if figure.get_figwidth() > _WIDE else math.ceil(len(labels) / 2)
+    one_line = figure.get_figwidth() > _WIDE or len(labels) <= _ENTRIES_PER_LINE
+    columns = len(labels) if one_line else math.ceil(len(labels) / 2)
     figure.legend(
         handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False
     )
@@ -248,13 +250,10 @@ def plot_recall_by_length(document: Document) -> Any:
     """Mean recall by context length, over all layers, beside what chance gives."""
     place = leading_k(document)
     k = document["settings"]["top_k"][place]
-    recalls = [
-        each["recall"][place]
-        for result in overall_results(document)
-        for each in result["by_length"]
-    ]
-    if not recalls:
-        return None
+    results = overall_results(document)
+    recalls = [each["recall"][place] for result in results for each in result["by_length"]]
+    if len({each["longest"] for result in results for each in result["by_length"]}) < 2:
+        return None  # no row was measured, or all are about as long
     figure, axes = _panels(document, 2.7, sharey=True)
     for axis, transform in zip(axes, transforms(document), strict=True):
         bins = []
@@ -370,9 +369,9 @@ def plot_block_magnitudes(document: Document) -> Any:
     if not used:
         return None
     low, high = first + min(used) - 1, first + max(used) + 2
-    subnormal = math.log2(_E2M1_MAX * _SMALLEST_NORMAL)
-    flushed = math.log2(_E2M1_MAX * _SMALLEST_SCALE / 2)
-    saturated = math.log2(_NVFP4_MAX)
+    subnormal = math.log2(E2M1_MAX * E4M3_MIN_NORMAL)
+    flushed = math.log2(E2M1_MAX * E4M3_MIN / 2)
+    saturated = math.log2(NVFP4_MAX)
     axis.axvspan(low, max(low, flushed), color="#D55E00", alpha=0.18, linewidth=0)
     axis.axvspan(max(low, flushed), max(low, subnormal), color="#E69F00", alpha=0.18, linewidth=0)
     axis.axvspan(min(high, saturated), high, color="#CC79A7", alpha=0.25, linewidth=0)

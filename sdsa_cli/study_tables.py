@@ -246,6 +246,8 @@ def suggestion_line(suggestion: Document, k: int) -> str:
         f"recall@{k:,} {similarity(suggestion['recall'])} of the rows with more keys than that"
     )
     evidence = suggestion["evidence"]
+    if suggestion["candidates"] == 1:
+        return f"{line}; the only setting measured at this size."
     if evidence is None:
         return f"{line}; nothing measured at this size is clearly better."
     gain = evidence["gain"]

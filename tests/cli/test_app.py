@@ -30,6 +30,9 @@ HELP_LINES = (
     ("quantize-cache", "--help"),
     ("score", "--help"),
     ("inspect", "--help"),
+    ("study", "--help"),
+    ("report", "--help"),
+    ("compare", "--help"),
 )
 
 HELP_PROBE = f"""
@@ -73,9 +76,15 @@ main()
 """
 
 
-def test_a_clean_run_says_nothing_of_a_missing_numpy(fixtures: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["quantize-cache", "study"])
+def test_a_clean_run_says_nothing_of_a_missing_numpy(
+    fixtures: Path, tmp_path: Path, command: str
+) -> None:
     keys = str(fixtures / "smollm2-layer12.safetensors")
-    line = ["quantize-cache", keys, "-o", str(tmp_path / "cache.safetensors"), "--json"]
+    line = [command, keys, "-o", str(tmp_path / "cache.safetensors"), "--json"]
+    if command == "study":
+        line += [keys, "--lengths", "lengths", "--no-plots"]
+        line += ["--workers", "1"]  # in the one process that has no NumPy
     answer = subprocess.run(
         [sys.executable, "-c", WITHOUT_NUMPY, *line], capture_output=True, text=True, check=False
     )

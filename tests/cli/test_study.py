@@ -22,6 +22,8 @@ from safetensors.torch import load_file, save_file
 from command_line import Outcome, Run, program
 from sdsa_cli import study_plots
 from sdsa_cli.study_plots import study_plots as draw
+from sdsa_quant.key_formats import KEY_FORMATS
+from sdsa_quant.study_settings import DEFAULT_FORMATS
 from studies import save_layers
 
 REPORT_PAGE = Path(__file__).parents[2] / "docs" / "study-report.md"
@@ -122,6 +124,12 @@ def test_rotation_helps_an_outlier_channel(
     assert outliers[0] > 10 * outliers[1]
 
 
+def test_the_default_formats_are_all_but_the_baseline(studies: Studies) -> None:
+    studies.run("out", "--top-k", "5").is_clean()
+    names = [each["name"] for each in studies.document("out")["settings"]["formats"]]
+    assert names == list(DEFAULT_FORMATS) == [name for name in KEY_FORMATS if name != "bf16"]
+
+
 # Documents and tables.
 
 
@@ -204,7 +212,7 @@ def test_the_page_needs_no_other_file(sdsa: Run, tmp_path: Path) -> None:
     page = Page()
     page.feed((tmp_path / "out" / "report.html").read_text())
     assert page.open == []
-    assert len(page.sources) == len(PICTURES)
+    assert len(page.sources) == len(PICTURES) - 1, "all rows are as long, so none by length"
     assert all(source.startswith("data:image/png;base64,") for source in page.sources)
     assert "<b>.keys" in page.text
     assert "At 72 bytes a key" in page.text

@@ -308,6 +308,7 @@ def test_the_simplest_of_equals_is_suggested(summary: StudySummary) -> None:
     k, (small, large) = suggest(with_recalls(summary, recalls))
     assert k == 5
     assert (small.bytes_per_key, small.setting.label) == (72, "nvfp4-mixed")
+    assert (small.candidates, large.candidates) == (4, 2)
     assert small.best.label == "nvfp4-mixed, hadamard"
     assert small.evidence is not None
     assert small.evidence.plain.label == "nvfp4"
