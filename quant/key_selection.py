@@ -251,7 +251,7 @@ def lengths_for(
     lengths : str or None
         A name, good for every key tensor, or a pattern. Of what a pattern matches, the tensor is
         taken whose name has the same text in place of the wildcards as the keys' has in
-        `keys_pattern`; where the patterns have other wildcards, the same numbers.
+        `keys_pattern`, or else the same numbers.
 
     Raises
     ------
@@ -261,12 +261,10 @@ def lengths_for(
     if lengths is None or lengths in source or not _WILDCARDS.search(lengths):
         return lengths
     matches = _matching(source, lengths)
-    wanted = _wildcard_texts(keys_pattern or "", tensor.name)
-    texts = {match.name: _wildcard_texts(lengths, match.name) for match in matches}
-    if wanted and len(wanted) == len(texts[matches[0].name]):
-        found = [name for name, text in texts.items() if text == wanted]
-    else:
-        found = [name for name in texts if _numbers(name) == _numbers(tensor.name)]
+    wanted, numbers = _wildcard_texts(keys_pattern or "", tensor.name), _numbers(tensor.name)
+    found = [match.name for match in matches if _wildcard_texts(lengths, match.name) == wanted]
+    if not found and numbers:
+        found = [match.name for match in matches if _numbers(match.name) == numbers]
     if len(found) != 1:
         raise InputError(
             f"{source.path}: --lengths {lengths} must match one tensor that goes with "
