@@ -141,6 +141,12 @@ def common_ends(names: Sequence[str]) -> tuple[str, str]:
     return "".join(words[0][:first]), "".join(words[0][len(words[0]) - last :])
 
 
+def without_common_ends(names: Sequence[str]) -> tuple[str, list[str]]:
+    """Several names as a pattern with one ``*``, and what stands for it in each."""
+    begin, end = common_ends(names) if len(names) > 1 else ("", "")
+    return f"{begin}*{end}", [name[len(begin) : len(name) - len(end)] for name in names]
+
+
 def _common_count(words: Sequence[Sequence[str]], most: int) -> int:
     """How many of the first words are the same in all."""
     for index in range(most):

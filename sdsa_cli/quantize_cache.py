@@ -283,13 +283,15 @@ def _dtype_and_shape(keys: CapturedKeys) -> str:
 
 def _many_caches(caches: Sequence[QuantizedCache]) -> list[Any]:
     """A line for each cache, under what the names of their tensors and files have in common."""
+    from sdsa_quant.tensor_source import without_common_ends
+
     values, cache_bytes = caches[0].header.values, sum(cache.cache_bytes for cache in caches)
     title = f"{len(caches)} {values} caches"
     if values == "nvfp4" and cache_bytes:
         ratio = sum(cache.bf16_bytes for cache in caches) / cache_bytes
         title += f", {ratio:.2f}x smaller than BF16"
-    keys_pattern, names = _without_common_ends([cache.keys.name for cache in caches])
-    paths_pattern, files = _without_common_ends([str(cache.path) for cache in caches])
+    keys_pattern, names = without_common_ends([cache.keys.name for cache in caches])
+    paths_pattern, files = without_common_ends([str(cache.path) for cache in caches])
     rows = table("*", "pages", "bytes", "flushed", "subnormal", "saturated", "rel. error")
     rows.padding, rows.pad_edge = (0, 1, 0, 0), False
     for column in rows.columns[1:]:
@@ -306,14 +308,6 @@ def _many_caches(caches: Sequence[QuantizedCache]) -> list[Any]:
         numbers = f"{cache.pages:,}", f"{cache.cache_bytes:,}", *shares, _error(statistics)
         rows.add_row(name, *numbers, *([] if files == names else [file]))
     return [heading(title), f"keys    {keys_pattern}", f"caches  {paths_pattern}", rows]
-
-
-def _without_common_ends(names: Sequence[str]) -> tuple[str, list[str]]:
-    """Several names as a pattern with one ``*``, and what stands for it in each."""
-    from sdsa_quant.tensor_source import common_ends
-
-    begin, end = common_ends(names)
-    return f"{begin}*{end}", [name[len(begin) : len(name) - len(end)] for name in names]
 
 
 def _document(

@@ -243,13 +243,13 @@ def test_lengths_of_each_layer(sdsa: Run, tmp_path: Path) -> None:
     tensors = {}
     for layer in (0, 1, 10):
         tensors[f"layers.{layer}.keys"] = torch.ones(layer + 1, 128)
-        tensors[f"layers.{layer}.lengths"] = torch.tensor([layer, 1])
+        tensors[f"layers.{layer}.lengths"] = torch.tensor([1, layer])
     save_file(tensors, tmp_path / "multi.safetensors")
     chosen = ("--keys", "layers.*.keys", "--lengths", "layers.*.lengths", "-o", f"{tmp_path}/c/")
     sdsa("quantize-cache", tmp_path / "multi.safetensors", *chosen).is_clean()
     for layer in (0, 1, 10):
         cache = open_cache(tmp_path / "c" / f"layers.{layer}.keys.safetensors")
-        assert cache.context_lengths.tolist() == [layer, 1]
+        assert cache.context_lengths.tolist() == [1, layer]
         assert cache.header.source == f"multi.safetensors:layers.{layer}.keys"
 
 
@@ -445,6 +445,6 @@ def test_the_report_fits_the_terminal(
     pattern = ("--keys", "layers.*.keys", "-o", f"{tmp_path}/caches/")
     answer = sdsa_process("quantize-cache", layers, *pattern, COLUMNS=columns)
     answer.is_clean()
-    # The first line has the folder's path, which the terminal wraps.
-    assert max(map(len, answer.stdout.splitlines()[1:])) <= int(columns)
+    # The third line has the folder's path, which the terminal wraps.
+    assert max(map(len, answer.stdout.splitlines()[3:])) <= int(columns)
     assert "\x1b" not in answer.stdout

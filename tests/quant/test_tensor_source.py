@@ -16,6 +16,7 @@ from sdsa_quant.tensor_source import (
     header_metadata,
     natural_order,
     open_tensors,
+    without_common_ends,
 )
 
 
@@ -120,6 +121,12 @@ def test_names_that_files_without_an_index_share_are_preceded_by_the_file(tmp_pa
 )
 def test_what_names_have_in_common(names: list[str], ends: tuple[str, str]) -> None:
     assert common_ends(names) == ends
+
+
+def test_what_tells_names_apart() -> None:
+    assert without_common_ends(["l.1.k", "l.10.k"]) == ("l.*.k", ["1", "10"])
+    assert without_common_ends(["l.1.k"]) == ("*", ["l.1.k"])
+    assert without_common_ends(["a", "b"]) == ("*", ["a", "b"])
 
 
 @pytest.mark.parametrize(
