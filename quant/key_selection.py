@@ -171,8 +171,16 @@ def _require_key_shape(tensor: StoredTensor) -> None:
     if not _has_key_shape(tensor):
         raise InputError(
             f"{tensor.path}: tensor {tensor.name} must be [tokens, {DIM}] or "
-            f"[requests, tokens, {DIM}], got {list(tensor.shape)}"
+            f"[requests, tokens, {DIM}], got {list(tensor.shape)}{_squeeze_hint(tensor)}"
         )
+
+
+def _squeeze_hint(tensor: StoredTensor) -> str:
+    """What to do about dimensions of 1, such as a batch of one request; empty without any."""
+    squeezed = [size for size in tensor.shape[:-1] if size != 1]
+    if len(squeezed) + 1 == len(tensor.shape) or len(squeezed) > 2 or tensor.shape[-1] != DIM:
+        return ""
+    return f"; or squeeze it to {[*squeezed, DIM]}"
 
 
 def captured_keys(
@@ -210,6 +218,7 @@ def captured_keys(
             raise InputError(
                 f"{tensor.path}: tensor {tensor.name} is {list(tensor.shape)}, padded requests; "
                 f"name the tensor of their lengths with --lengths{_describe_lengths_hint(source)}"
+                f"{_squeeze_hint(tensor)}"
             )
         return CapturedKeys(source, tensor, (0,), (tensor.shape[0],))
     stored = source[lengths_name]

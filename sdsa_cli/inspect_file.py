@@ -52,8 +52,8 @@ def inspect(
 
     A cache is validated: sizes, table entries within its pages, scales that are numbers. If a file
     is a cache by its header but not a valid one (cut short, for example), the exit code is 1, and
-    stderr and the JSON document say why. If the header cannot be read, or with --page, it is 2, and
-    there is no document.
+    stderr and the JSON document say why. If the header cannot be read, or --page is asked of a
+    cache that cannot be opened, it is 2, and there is no document.
     """
     from sdsa_quant.cache_header import FORMAT as CACHE_FORMAT
     from sdsa_quant.scores_file import FORMAT as SCORES_FORMAT

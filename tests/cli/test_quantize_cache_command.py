@@ -305,6 +305,20 @@ def test_many_layers_of_long_names(sdsa_process: Run, tmp_path: Path, columns: s
     assert [line.split()[0] for line in lines[6:67]] == [str(layer) for layer in range(61)]
 
 
+def test_files_that_are_named_otherwise_than_tensors_have_a_column(
+    sdsa: Run, tmp_path: Path
+) -> None:
+    save_file({name: torch.ones(1, 128) for name in ("a/b", "c/d")}, tmp_path / "k.st")
+    answer = sdsa("quantize-cache", tmp_path / "k.st", "--keys", "*", "-o", f"{tmp_path}/caches/")
+    answer.is_clean()
+    assert f"caches  {tmp_path}/caches/*.safetensors" in answer.stdout
+    rows = [line.split() for line in answer.stdout.splitlines()]
+    assert [(row[0], row[-1]) for row in rows if row[1:2] == ["1"]] == [
+        ("a/b", "a_b"),
+        ("c/d", "c_d"),
+    ]
+
+
 def test_an_index_and_a_folder(sdsa: Run, tmp_path: Path) -> None:
     folder = tmp_path / "capture"
     folder.mkdir()
