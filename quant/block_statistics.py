@@ -2,16 +2,23 @@
 
 Counts are exact. The relative L2 error is ``sqrt(sum (x - y)^2 / sum x^2)`` of the keys ``x`` and
 their decoded form ``y``, both sums in float64, over finite values.
+
+Of a finished cache only its scales tell: `count_scales`.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
-from .layout import BLOCK, E4M3_LAST_SUBNORMAL, NVFP4_MAX, SCALES_PER_KEY
+from .cache_file import CacheFile
+from .layout import BLOCK, E4M3_LAST_SUBNORMAL, NVFP4_MAX, PAGE, SCALES_PER_KEY
 from .nvfp4 import dequantize_nvfp4, values_per_pass
+
+_LARGEST_SCALE = 0x7E  # as an E4M3 byte: 448
+_COUNTED_PAGES = 4096  # pages whose scales are looked at in one go
 
 
 class BlockStatistics:
@@ -105,3 +112,55 @@ class BlockStatistics:
 def _squared_sum(values: torch.Tensor) -> torch.Tensor:
     flat = values.flatten()
     return torch.dot(flat, flat)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleCounts:
+    """What the scales of a cache's used keys say about its blocks.
+
+    A zero scale is that of a block of zeros or of one that was flushed to zero; a largest scale,
+    448, that of a block that saturated or just did not. The scale alone cannot tell which.
+    """
+
+    blocks: int
+    zero: int
+    subnormal: int
+    largest: int
+
+    def share(self, count: int) -> float:
+        """`count` as a share of all blocks, NaN where there are none."""
+        return count / self.blocks if self.blocks else math.nan
+
+
+def count_scales(cache: CacheFile) -> ScaleCounts | None:
+    """Count the scales of a valid cache's used keys, each once; None for BF16.
+
+    Parameters
+    ----------
+    cache : CacheFile
+        A cache that `validate_cache` has found nothing wrong with.
+    """
+    scales = cache.paged_keys().key_scales
+    if scales is None:
+        return None
+    used = _used_keys(cache)
+    blocks = zero = subnormal = largest = 0
+    for start in range(0, cache.pages, _COUNTED_PAGES):
+        part = slice(start, start + _COUNTED_PAGES)
+        visible = torch.arange(PAGE) < used[part, None]
+        values = scales[part].view(torch.uint8)[visible]
+        blocks += values.numel()
+        zero += int((values == 0).sum())
+        subnormal += int(((values > 0) & (values <= E4M3_LAST_SUBNORMAL)).sum())
+        largest += int((values == _LARGEST_SCALE).sum())
+    return ScaleCounts(blocks, zero, subnormal, largest)
+
+
+def _used_keys(cache: CacheFile) -> torch.Tensor:
+    """int64 ``[pages]``: how many keys of each page belong to a request, 0 to 64."""
+    first_keys = torch.arange(cache.block_table.shape[1]) * PAGE
+    used = (cache.context_lengths.long()[:, None] - first_keys).clamp(0, PAGE)
+    in_use = used > 0
+    most = torch.zeros(cache.pages, dtype=torch.int64)
+    # Requests may share pages, and see different numbers of a page's keys.
+    return most.scatter_reduce(0, cache.block_table.long()[in_use], used[in_use], "amax")

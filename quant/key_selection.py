@@ -171,8 +171,16 @@ def _require_key_shape(tensor: StoredTensor) -> None:
     if not _has_key_shape(tensor):
         raise InputError(
             f"{tensor.path}: tensor {tensor.name} must be [tokens, {DIM}] or "
-            f"[requests, tokens, {DIM}], got {list(tensor.shape)}"
+            f"[requests, tokens, {DIM}], got {list(tensor.shape)}{_squeeze_hint(tensor)}"
         )
+
+
+def _squeeze_hint(tensor: StoredTensor) -> str:
+    """What to do about dimensions of 1, such as a batch of one request; empty without any."""
+    squeezed = [size for size in tensor.shape[:-1] if size != 1]
+    if len(squeezed) + 1 == len(tensor.shape) or len(squeezed) > 2 or tensor.shape[-1] != DIM:
+        return ""
+    return f"; or squeeze it to {[*squeezed, DIM]}"
 
 
 def captured_keys(
@@ -210,6 +218,7 @@ def captured_keys(
             raise InputError(
                 f"{tensor.path}: tensor {tensor.name} is {list(tensor.shape)}, padded requests; "
                 f"name the tensor of their lengths with --lengths{_describe_lengths_hint(source)}"
+                f"{_squeeze_hint(tensor)}"
             )
         return CapturedKeys(source, tensor, (0,), (tensor.shape[0],))
     stored = source[lengths_name]
@@ -251,7 +260,7 @@ def lengths_for(
     lengths : str or None
         A name, good for every key tensor, or a pattern. Of what a pattern matches, the tensor is
         taken whose name has the same text in place of the wildcards as the keys' has in
-        `keys_pattern`; where the patterns have other wildcards, the same numbers.
+        `keys_pattern`, or else the same numbers.
 
     Raises
     ------
@@ -261,12 +270,10 @@ def lengths_for(
     if lengths is None or lengths in source or not _WILDCARDS.search(lengths):
         return lengths
     matches = _matching(source, lengths)
-    wanted = _wildcard_texts(keys_pattern or "", tensor.name)
-    texts = {match.name: _wildcard_texts(lengths, match.name) for match in matches}
-    if wanted and len(wanted) == len(texts[matches[0].name]):
-        found = [name for name, text in texts.items() if text == wanted]
-    else:
-        found = [name for name in texts if _numbers(name) == _numbers(tensor.name)]
+    wanted, numbers = _wildcard_texts(keys_pattern or "", tensor.name), _numbers(tensor.name)
+    found = [match.name for match in matches if _wildcard_texts(lengths, match.name) == wanted]
+    if not found and numbers:
+        found = [match.name for match in matches if _numbers(match.name) == numbers]
     if len(found) != 1:
         raise InputError(
             f"{source.path}: --lengths {lengths} must match one tensor that goes with "

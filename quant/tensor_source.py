@@ -25,7 +25,7 @@ INDEX_SUFFIX = ".safetensors.index.json"
 _DTYPE_BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64}
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _SUFFIX = ".safetensors"
-_LISTED_NAMES = 4  # in an error message
+_LISTED_NAMES = 3  # in an error message
 _WORDS = re.compile(r"\d+|[^\W\d_]+|[\W_]")
 
 
@@ -135,10 +135,16 @@ def common_ends(names: Sequence[str]) -> tuple[str, str]:
     ``layers.1.keys`` and ``layers.10.keys`` have ``("layers.", ".keys")`` in common.
     """
     words = [_WORDS.findall(name) for name in names]
-    shortest = min(map(len, words), default=0)
+    shortest = min(map(len, words))
     first = _common_count(words, shortest)
     last = _common_count([name[::-1] for name in words], shortest - first)
     return "".join(words[0][:first]), "".join(words[0][len(words[0]) - last :])
+
+
+def without_common_ends(names: Sequence[str]) -> tuple[str, list[str]]:
+    """Several names as a pattern with one ``*``, and what stands for it in each."""
+    begin, end = common_ends(names) if len(names) > 1 else ("", "")
+    return f"{begin}*{end}", [name[len(begin) : len(name) - len(end)] for name in names]
 
 
 def _common_count(words: Sequence[Sequence[str]], most: int) -> int:

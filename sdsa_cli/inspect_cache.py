@@ -1,21 +1,17 @@
-"""The part of `sdsa inspect` that reads caches: their header, their validity, one page decoded."""
+"""The part of `sdsa inspect` that reads caches: their header, their scales, their validity."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .inspect_text import describe_lengths
 from .json_documents import command_document
-from .output import Output, fields_table, heading, table
-from .text import byte_count, describe_lengths, describe_transform
+from .output import Output, fields_table, heading
+from .text import byte_count, describe_transform, percent
 
 if TYPE_CHECKING:
-    import torch
-
+    from sdsa_quant.block_statistics import ScaleCounts
     from sdsa_quant.cache_file import CacheFile
-
-# Terminal columns that one key takes in a page's table.
-_NVFP4_KEY_WIDTH = 23
-_BF16_KEY_WIDTH = 16
 
 
 def inspect_cache(out: Output, path: str) -> None:
@@ -26,23 +22,35 @@ def inspect_cache(out: Output, path: str) -> None:
     CheckFailedError
         It is not valid; what could be read of it has been shown.
     """
+    from sdsa_quant.errors import CheckFailedError
+
+    record = check_cache(path)
+    if "pages" in record:
+        out.result(*_cache_report(path, record))
+    out.document(command_document("inspect", {"kind": "cache", **record}))
+    if not record["valid"]:
+        raise CheckFailedError(record["reason"])
+
+
+def check_cache(path: str) -> dict[str, Any]:
+    """What a cache is, as far as it can be read, and whether it is valid: fields for JSON."""
+    from sdsa_quant.block_statistics import count_scales
     from sdsa_quant.cache_file import open_cache, validate_cache
     from sdsa_quant.errors import CheckFailedError, InputError
+    from sdsa_quant.tensor_source import header_metadata
 
-    reason = None
-    record: dict[str, Any] = {}
+    reason, scales = None, None
+    record: dict[str, Any] = {"header": header_metadata(path)}
     try:
         cache = open_cache(path)
         record = _cache_record(cache)
         validate_cache(cache)
+        scales = count_scales(cache)
     except (InputError, CheckFailedError) as error:
         reason = str(error)
-    if record:
-        out.result(*_cache_report(path, record, valid=reason is None))
-    validity = {"kind": "cache", "path": path, "valid": reason is None, "reason": reason}
-    out.document(command_document("inspect", validity | record))
-    if reason is not None:
-        raise CheckFailedError(reason)
+    if "pages" in record:
+        record["scales"] = None if scales is None else _scales_record(scales)
+    return {"path": path, "valid": reason is None, "reason": reason, **record}
 
 
 def _cache_record(cache: CacheFile) -> dict[str, Any]:
@@ -63,7 +71,19 @@ def _cache_record(cache: CacheFile) -> dict[str, Any]:
     }
 
 
-def _cache_report(path: str, record: dict[str, Any], valid: bool) -> list[Any]:
+def _scales_record(scales: ScaleCounts) -> dict[str, Any]:
+    return {
+        "count": scales.blocks,
+        "zero": scales.zero,
+        "zero_share": scales.share(scales.zero),
+        "subnormal": scales.subnormal,
+        "subnormal_share": scales.share(scales.subnormal),
+        "largest": scales.largest,
+        "largest_share": scales.share(scales.largest),
+    }
+
+
+def _cache_report(path: str, record: dict[str, Any]) -> list[Any]:
     from sdsa_quant.cache_header import CacheHeader
 
     header, ratio = record["header"], record["ratio_to_bf16"]
@@ -81,7 +101,8 @@ def _cache_report(path: str, record: dict[str, Any], valid: bool) -> list[Any]:
         "block table": f"{record['requests']:,} x {record['blocks']:,}",
         "pages": f"{record['pages']:,}",
         "bytes": f"{byte_count(record['cache_bytes'])}{smaller}",
-        "valid": "yes" if valid else "no",
+        **_describe_scales(record["scales"]),
+        "valid": "yes" if record["valid"] else "no",
     }
     if not nvfp4:
         del fields["scales"]
@@ -91,101 +112,16 @@ def _cache_report(path: str, record: dict[str, Any], valid: bool) -> list[Any]:
     return [title, fields_table(fields)]
 
 
-def inspect_page(out: Output, path: str, page: int, key: int) -> None:
-    """Show one page of a cache decoded: every key's scales, and one key in full.
-
-    Raises
-    ------
-    InputError
-        The cache has no such page.
-    """
-    from sdsa_quant.cache_file import open_cache
-    from sdsa_quant.errors import InputError
-    from sdsa_quant.nvfp4 import dequantize_nvfp4
-
-    cache = open_cache(path)
-    if page >= cache.pages:
-        raise InputError(f"{path}: --page must be 0 to {cache.pages - 1}, got {page}")
-    paged = cache.paged_keys()
-    scales, keys = None, paged.key_cache[page]
-    if paged.key_scales is not None:
-        scales = paged.key_scales[page]
-        keys = dequantize_nvfp4(keys, scales)
-    keys = keys.float()
-    owner = _find_owner(cache, page)
-    out.result(
-        heading(_page_title(path, page, owner)),
-        _page_table(keys, scales, owner["used"], out.width),
-        _key_table(keys[key], None if scales is None else scales[key].float(), key),
-    )
-    decoded = {
-        "kind": "page",
-        "path": path,
-        "page": page,
-        **owner,
-        "keys": keys.tolist(),
-        "scales": None if scales is None else scales.float().tolist(),
-    }
-    out.document(command_document("inspect", decoded))
-
-
-def _find_owner(cache: CacheFile, page: int) -> dict[str, Any]:
-    """Which request's keys are in a page: ``request``, ``first_key``, and how many are ``used``."""
-    from sdsa_quant.layout import PAGE
-
-    for request, block in (cache.block_table == page).nonzero().tolist():
-        used = min(int(cache.context_lengths[request]) - block * PAGE, PAGE)
-        if used > 0:
-            return {"request": request, "first_key": block * PAGE, "used": used}
-    return {"request": None, "first_key": None, "used": 0}
-
-
-def _page_title(path: str, page: int, owner: dict[str, Any]) -> str:
-    if owner["request"] is None:
-        return f"{path}, page {page}: in no request"
-    first, used = owner["first_key"], owner["used"]
-    return (
-        f"{path}, page {page}: request {owner['request']}, keys {first:,} to {first + used - 1:,} "
-        f"({used} of 64 used)"
-    )
-
-
-def _page_table(keys: torch.Tensor, scales: torch.Tensor | None, used: int, width: int) -> Any:
-    """Every key's scale bytes (BF16: its norm), as many side by side as the terminal has room for.
-
-    A key's number is in brackets where the key is past the length.
-    """
-    import torch
-
+def _describe_scales(scales: dict[str, Any] | None) -> dict[str, str]:
+    """Lines on the blocks of used keys; none for BF16 and for a cache that is not valid."""
     if scales is None:
-        heading, key_width = "norm", _BF16_KEY_WIDTH
-        texts = [f"{norm:.4g}" for norm in keys.norm(dim=-1).tolist()]
-    else:
-        heading, key_width = "scale bytes", _NVFP4_KEY_WIDTH
-        texts = [bytes(row).hex() for row in scales.view(torch.uint8).tolist()]
-    side_by_side = max(width // key_width, 1)
-    rows = table(*["key", heading] * side_by_side, numbers_from=0)
-    rows.padding, rows.pad_edge = (0, 1, 0, 0), False
-    lines = -(-len(texts) // side_by_side)
-    for line in range(lines):
-        numbers = range(line, len(texts), lines)
-        pairs = ((f"{key}" if key < used else f"({key})", texts[key]) for key in numbers)
-        rows.add_row(*(cell for pair in pairs for cell in pair))
-    return rows
-
-
-def _key_table(values: torch.Tensor, scales: torch.Tensor | None, key: int) -> Any:
-    """One key in full: a column for each block, its scale on top of its 16 values."""
-    from sdsa_quant.layout import BLOCK
-
-    blocks = values.unflatten(0, (-1, BLOCK))
-    headings = [f"block {block}" for block in range(blocks.shape[0])]
-    rows = table(f"key {key}", *headings)
-    rows.padding, rows.pad_edge = (0, 1, 0, 0), False
-    for column in rows.columns:
-        column.overflow = "fold"
-    if scales is not None:
-        rows.add_row("scale", *(f"{scale:.4g}" for scale in scales.tolist()), end_section=True)
-    for index, line in enumerate(blocks.T.tolist()):
-        rows.add_row(f"{index}", *(f"{value:.3g}" for value in line))
-    return rows
+        return {}
+    blocks = f"{scales['count']:,} of used keys"
+    if not scales["count"]:
+        return {"blocks": blocks}
+    return {
+        "blocks": blocks,
+        "  zero scale": f"{percent(scales['zero_share'])} (flushed, or all zeros)",
+        "  subnormal scale": percent(scales["subnormal_share"]),
+        "  scale of 448": f"{percent(scales['largest_share'])} (saturated, or nearly)",
+    }

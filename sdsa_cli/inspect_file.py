@@ -9,6 +9,7 @@ import typer
 
 from sdsa_quant.errors import InputError
 
+from .inspect_text import counted
 from .json_documents import command_document
 from .options import JsonFlag, examples
 from .output import Output, fields_table, heading, table
@@ -23,6 +24,7 @@ EXAMPLES = examples(
     "sdsa inspect keys.safetensors --json",
 )
 _LISTED_TENSORS = 40  # on the terminal; JSON has them all
+_OTHER_COLUMNS_WIDTH = 50  # of the table of tensors, about; longer names are shown by what differs
 
 
 def inspect(
@@ -30,31 +32,36 @@ def inspect(
         str,
         typer.Argument(
             metavar="FILE",
-            help="A cache or scores file, or keys in a file, a folder or a sharded index.",
+            help="A cache or scores file, a folder of caches, or keys in a file, a folder or a "
+            "sharded index.",
         ),
     ],
     page: Annotated[
         int | None,
-        typer.Option("--page", metavar="N", min=0, help="Decode a page of a cache: keys, scales."),
+        typer.Option("--page", metavar="N", min=0, help="Show the keys of one page of a cache."),
     ] = None,
     key: Annotated[
         int | None,
         typer.Option(
-            "--key", metavar="K", min=0, max=63, help="The key of the page to print in full. [0]"
+            "--key", metavar="K", min=0, max=63, help="Show only this key of the page, in full."
         ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a keys, cache or scores file holds.
 
-    A cache is validated: sizes, table entries within its pages, scales that are numbers. If it is
-    not valid, the exit code is 1 and stderr says why.
+    A cache is validated: sizes, table entries within its pages, scales that are numbers. If a file
+    is a cache by its header but not a valid one (cut short, for example), the exit code is 1, and
+    stderr and the JSON document say why. If the header cannot be read, or --page is asked of a
+    cache that cannot be opened, it is 2, and there is no document.
     """
     from sdsa_quant.cache_header import FORMAT as CACHE_FORMAT
     from sdsa_quant.scores_file import FORMAT as SCORES_FORMAT
     from sdsa_quant.tensor_source import header_metadata, open_tensors
 
-    from .inspect_cache import inspect_cache, inspect_page
+    from .inspect_cache import inspect_cache
+    from .inspect_folder import cache_files, inspect_folder
+    from .inspect_page import inspect_page
     from .inspect_scores import inspect_scores
 
     out = Output(as_json=as_json)
@@ -63,32 +70,37 @@ def inspect(
     # Asked of the header alone, so that a damaged cache is still known as a cache.
     kind = header_metadata(path).get("format")
     if kind == CACHE_FORMAT and page is not None:
-        inspect_page(out, path, page, key or 0)
+        inspect_page(out, path, page, key)
     elif page is not None:
         raise InputError(f"{path}: --page needs a cache file, this is not one")
     elif kind == CACHE_FORMAT:
         inspect_cache(out, path)
     elif kind == SCORES_FORMAT:
         inspect_scores(out, path)
+    elif caches := cache_files(path):
+        inspect_folder(out, path, caches)
     else:
         _inspect_tensors(out, open_tensors(path))
 
 
 def _inspect_tensors(out: Output, source: TensorSource) -> None:
-    """Show the tensors of a file of captured keys, and which can be keys or lengths."""
-    from sdsa_quant.key_selection import can_be_keys, lengths_candidates
-
-    lengths = lengths_candidates(source)
-    uses = {
-        tensor.name: "keys" if can_be_keys(tensor) else "lengths" if tensor.name in lengths else ""
-        for tensor in source
-    }
-    out.result(*_tensor_report(source, uses))
+    """Show the tensors of a file of captured keys, and what they can be."""
+    uses = {tensor.name: _use(tensor) for tensor in source}
+    out.result(*_tensor_report(source, uses, out.width))
     tensors = [_tensor_record(tensor, uses[tensor.name]) for tensor in source]
     fields = {"kind": "tensors", "path": source.path, "files": source.files}
     out.document(
         command_document(COMMAND, {**fields, "tensors": tensors, "metadata": source.metadata})
     )
+
+
+def _use(tensor: StoredTensor) -> str:
+    """What a tensor can be, by dtype and shape; queries are told from keys by their name."""
+    from sdsa_quant.key_selection import are_queries, can_be_keys, can_be_lengths
+
+    if are_queries(tensor):
+        return "queries"
+    return "keys" if can_be_keys(tensor) else "lengths" if can_be_lengths(tensor) else ""
 
 
 def _tensor_record(tensor: StoredTensor, use: str) -> dict[str, Any]:
@@ -102,16 +114,28 @@ def _tensor_record(tensor: StoredTensor, use: str) -> dict[str, Any]:
     }
 
 
-def _tensor_report(source: TensorSource, uses: dict[str, str]) -> Sequence[Any]:
-    rows = table("tensor", "dtype", "shape", "bytes", "can be", numbers_from=3)
+def _tensor_report(source: TensorSource, uses: dict[str, str], width: int) -> Sequence[Any]:
+    from sdsa_quant.tensor_source import without_common_ends
+
+    names = [tensor.name for tensor in source]
+    pattern = "*"
+    if max(map(len, names), default=0) > width - _OTHER_COLUMNS_WIDTH:
+        pattern, names = without_common_ends(names)
+    rows = table(
+        "tensor" if pattern == "*" else "*", "dtype", "shape", "bytes", "can be", numbers_from=3
+    )
     rows.columns[0].overflow = "fold"
     rows.columns[4].justify = "left"
-    for tensor in list(source)[:_LISTED_TENSORS]:
+    for name, tensor in list(zip(names, source, strict=True))[:_LISTED_TENSORS]:
         shape = " x ".join(f"{size:,}" for size in tensor.shape) or "scalar"
-        rows.add_row(tensor.name, tensor.dtype, shape, f"{tensor.bytes:,}", uses[tensor.name])
+        rows.add_row(name, tensor.dtype, shape, f"{tensor.bytes:,}", uses[tensor.name])
     files = "" if len(source.files) == 1 else f" in {len(source.files)} files"
     total = sum(tensor.bytes for tensor in source)
-    report = [heading(f"{source.path}: {len(source)} tensors{files}, {total:,} bytes"), rows]
+    report = [
+        heading(f"{source.path}: {counted(len(source), 'tensor')}{files}, {total:,} bytes"),
+        *([] if pattern == "*" else [f"tensors  {pattern}"]),
+        rows,
+    ]
     if len(source) > _LISTED_TENSORS:
         report.append(f"... and {len(source) - _LISTED_TENSORS} more; --json lists them all")
     if source.metadata:

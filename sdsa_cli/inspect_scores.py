@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from .inspect_text import counted, describe_lengths
 from .json_documents import command_document
 from .output import Output, fields_table, heading, table
-from .text import byte_count, describe_lengths
+from .text import byte_count
 
 if TYPE_CHECKING:
     from sdsa_quant.scores_file import ScoresFile
 
 _LISTED_ROWS = 16  # on the terminal; JSON has them all
 _LISTED_CHOICES = 5  # best keys of each row
+_HIDDEN_FIELDS = ("format", "version")
+# Metadata that sdsa score writes, in the order and with the names that a reader sees.
+_METADATA_NAMES = {
+    "cache": "cache",
+    "queries": "queries",
+    "query_name": "query tensor",
+    "query_format": "query format",
+    "key_format": "key format",
+    "backend": "backend",
+}
 
 
 def inspect_scores(out: Output, path: str) -> None:
@@ -58,15 +69,14 @@ def _row_record(scores: ScoresFile, row: int) -> dict[str, Any]:
 def _report(scores: ScoresFile, rows: Sequence[dict[str, Any]]) -> list[Any]:
     shape = scores.shape
     fields = {
-        "rows": f"{shape.rows:,} ({shape.groups:,} groups of {scores.rows_per_group})",
+        "rows": f"{shape.rows:,} ({counted(shape.groups, 'group')} of {scores.rows_per_group})",
         "lengths": describe_lengths(scores.context_lengths.tolist()),
-        "width": f"{shape.max_context:,} keys",
+        "width": counted(shape.max_context, "key"),
         "top-k": f"{shape.top_k:,} indices a row",
         "bytes": byte_count(scores.file_bytes),
         "non-finite": f"{sum(row['nonfinite'] for row in rows):,} scores below a length",
     }
-    known = {"format", "version"}
-    fields |= {name: text for name, text in scores.metadata.items() if name not in known}
+    fields |= _describe_metadata(scores.metadata)
     listed = table("row", "request", "length", "min", "max", "best keys", numbers_from=0)
     listed.columns[5].justify = "left"
     for row in rows[:_LISTED_ROWS]:
@@ -77,3 +87,10 @@ def _report(scores: ScoresFile, rows: Sequence[dict[str, Any]]) -> list[Any]:
     if len(rows) > _LISTED_ROWS:
         report.append(f"... and {len(rows) - _LISTED_ROWS:,} more rows; --json lists them all")
     return report
+
+
+def _describe_metadata(metadata: dict[str, str]) -> dict[str, str]:
+    """Metadata for a reader: what is known by its name, then the rest in alphabetical order."""
+    others = sorted(set(metadata) - set(_METADATA_NAMES) - set(_HIDDEN_FIELDS))
+    names = _METADATA_NAMES | {name: name for name in others}
+    return {shown: metadata[name] for name, shown in names.items() if name in metadata}

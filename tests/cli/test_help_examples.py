@@ -35,6 +35,10 @@ def workplace(tmp_path: Path, fixtures: Path, monkeypatch: pytest.MonkeyPatch, s
     layers = {f"layers.{layer}.keys": torch.ones(100, 128) for layer in (0, 1)}
     layers |= {f"layers.{layer}.queries": torch.ones(2, 128) for layer in (0, 1)}
     save_file(layers, tmp_path / "capture" / "layers.safetensors")
+    (tmp_path / "layers").mkdir()
+    for layer in (0, 1):
+        tensors = {"keys": torch.ones(100, 128), "lengths": torch.tensor([60, 40])}
+        save_file(tensors, tmp_path / "layers" / f"layer_{layer}.safetensors")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from command_line import Run
+from sdsa_cli.inspect_text import describe_lengths
 from sdsa_quant import dequantize_nvfp4, quantize_nvfp4
 from sdsa_quant.scores_file import ScoresWriter
 
@@ -49,7 +50,7 @@ def test_a_cache(sdsa: Run, make_cache: Callable[..., Path]) -> None:
     path = make_cache()
     answer = sdsa("inspect", path)
     answer.is_clean()
-    for text in ("nvfp4", "interleaved", "keys.safetensors", "100, 200, 64 (sum 364)", "32,256"):
+    for text in ("nvfp4", "interleaved", "keys.safetensors", "100 · 200 · 64 (sum 364)", "32,256"):
         assert text in answer.stdout
     assert "3.56x smaller than BF16" in answer.stdout
     assert answer.stdout.split()[-2:] == ["valid", "yes"]
@@ -73,7 +74,70 @@ def test_a_cache(sdsa: Run, make_cache: Callable[..., Path]) -> None:
         "cache_bytes": 7 * 4608,
         "file_bytes": path.stat().st_size,
         "bf16_bytes": 7 * 16384,
+        "scales": {
+            "count": 364 * 8,
+            "zero": 0,
+            "zero_share": 0.0,
+            "subnormal": 0,
+            "subnormal_share": 0.0,
+            "largest": 0,
+            "largest_share": 0.0,
+        },
     }
+
+
+@pytest.mark.parametrize("layout", [(), ("--layout", "separate", "--scale-order", "128x4")])
+def test_scales_of_used_keys(
+    sdsa: Run, save_keys: SaveKeys, tmp_path: Path, layout: tuple[str, ...]
+) -> None:
+    keys = torch.ones(70, 128)
+    keys[0] = 1e-6  # 8 flushed blocks
+    keys[69, :16] = 0
+    keys[1, :16] = 0.02  # subnormal
+    keys[2, :32] = 2700  # 2 saturated blocks
+    save_file({"keys": keys}, tmp_path / "k.st")
+    sdsa("quantize-cache", tmp_path / "k.st", "-o", tmp_path / "c.st", *layout).is_clean()
+    answer = sdsa("inspect", tmp_path / "c.st")
+    answer.is_clean()
+    assert "560 of used keys" in answer.stdout
+    assert "1.61 % (flushed, or all zeros)" in answer.stdout
+    scales = sdsa("inspect", tmp_path / "c.st", "--json").document["scales"]
+    assert {name: scales[name] for name in ("count", "zero", "subnormal", "largest")} == {
+        "count": 560,
+        "zero": 9,
+        "subnormal": 1,
+        "largest": 2,
+    }
+
+
+def test_a_folder_of_caches(sdsa: Run, save_keys: SaveKeys, tmp_path: Path) -> None:
+    keys = save_keys(count=100)
+    folder = tmp_path / "caches"
+    folder.mkdir()
+    for layer in (0, 2, 10):
+        sdsa("quantize-cache", keys, "-o", folder / f"layer_{layer}.safetensors").is_clean()
+    answer = sdsa("inspect", folder)
+    answer.is_clean()
+    assert answer.stdout.splitlines()[0].startswith(f"{folder}: 3 caches, ")
+    assert "files  layer_*.safetensors" in answer.stdout
+    rows = [line.split() for line in answer.stdout.splitlines()]
+    wanted = [[layer, "nvfp4", "1", "100", "2", "9,216", "yes"] for layer in ("0", "2", "10")]
+    assert [row for row in rows if row[1:2] == ["nvfp4"]] == wanted
+    document = sdsa("inspect", folder, "--json").document
+    assert (document["kind"], document["path"]) == ("caches", str(folder))
+    assert [record["keys"] for record in document["caches"]] == [100, 100, 100]
+
+    damaged = folder / "layer_2.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    keys.rename(folder / keys.name)
+    answer = sdsa("inspect", folder)
+    answer.fails_with(1, "1 of 3 caches not valid: ", "layer_2.safetensors: is not a whole")
+    assert "1 other file of the folder left out" in answer.stdout
+    assert ["2", "nvfp4", "-", "-", "-", "-", "no"] in [
+        line.split() for line in answer.stdout.splitlines()
+    ]
+    records = sdsa("inspect", folder, "--json").document["caches"]
+    assert [record["valid"] for record in records] == [True, False, True]
 
 
 def test_a_bf16_cache_says_nothing_of_scales(sdsa: Run, make_cache: Callable[..., Path]) -> None:
@@ -179,6 +243,9 @@ def test_damaged_files(
     answer.fails_with(exit_code)
     if exit_code == 1:
         assert answer.document["valid"] is False
+        assert answer.document["header"]["values"] == "nvfp4"
+    else:
+        assert answer.stdout == ""
 
 
 def test_a_file_that_is_not_there(sdsa: Run, tmp_path: Path) -> None:
@@ -220,6 +287,11 @@ def test_a_page_decoded(
         assert torch.equal(torch.tensor(document["scales"])[:used], scales.float())
 
 
+def exact_dtype(values: str) -> torch.dtype:
+    """The dtype in which the values shown of a key are the ones stored."""
+    return torch.bfloat16 if values == "bf16" else torch.float32
+
+
 @pytest.mark.parametrize("values", ["nvfp4", "bf16"])
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_page_on_one_screen(
@@ -231,7 +303,7 @@ def test_a_page_on_one_screen(
 ) -> None:
     path = make_cache("--format", values)
     monkeypatch.setenv("COLUMNS", str(columns))
-    answer = sdsa("inspect", path, "--page", "5", "--key", "7")
+    answer = sdsa("inspect", path, "--page", "5")
     answer.is_clean()
     lines = answer.stdout.splitlines()
     # The first line has the path, which the terminal wraps.
@@ -239,14 +311,30 @@ def test_a_page_on_one_screen(
     assert len(lines) <= 50
     assert "page 5: request 1, keys 192 to 199 (8 of 64 used)" in answer.stdout
     assert "(63)" in answer.stdout, "a key past the length is in brackets"
-    document = sdsa("inspect", path, "--page", "5", "--json").document
-    # Row i of the last table holds value i of each block of key 7.
-    row = lines[-2].split()
-    assert row[0] == "15"
-    assert [float(cell) for cell in row[1:]] == pytest.approx(document["keys"][7][15::16], rel=0.01)
+    page = sdsa("inspect", path, "--page", "5", "--json").document
+    assert page["key"] is None
     if values == "nvfp4":
-        scales = torch.tensor(document["scales"][0]).to(torch.float8_e4m3fn)
+        scales = torch.tensor(page["scales"][0]).to(torch.float8_e4m3fn)
         assert bytes(scales.view(torch.uint8).tolist()).hex() in answer.stdout
+
+    answer = sdsa("inspect", path, "--page", "5", "--key", "7")
+    answer.is_clean()
+    lines = answer.stdout.splitlines()
+    assert max(map(len, lines[1:])) <= columns
+    assert len(lines) <= 50
+    assert lines[1] == "key 7 of the page, 199 of request 1"
+    assert "(63)" not in answer.stdout, "the other keys are not shown"
+    # Row i of a table holds value i of each block, as many digits as tell it apart.
+    rows = [line.split() for line in lines]
+    shown = [cell for row in rows if row[:1] == ["15"] for cell in row[1:]]
+    exact = torch.tensor(page["keys"][7][15::16])
+    assert len(shown) == 8
+    assert torch.equal(torch.tensor(list(map(float, shown))).to(exact_dtype(values)).float(), exact)
+    one = sdsa("inspect", path, "--page", "5", "--key", "7", "--json").document
+    assert (one["key"], one["keys"]) == (7, page["keys"][7:8])
+    assert one["scales"] == (page["scales"] and page["scales"][7:8])
+    past = sdsa("inspect", path, "--page", "5", "--key", "63")
+    assert "key 63 of the page, past the length" in past.stdout
 
 
 def test_a_page_in_no_request(sdsa: Run, make_cache: Callable[..., Path]) -> None:
@@ -299,12 +387,59 @@ def test_many_tensors_are_cut_on_the_terminal_only(sdsa: Run, tmp_path: Path) ->
     assert len(sdsa("inspect", tmp_path, "--json").document["tensors"]) == 50
 
 
+def test_what_tensors_can_be(sdsa: Run, tmp_path: Path) -> None:
+    tensors = {
+        "a.q": torch.ones(2, 128),
+        "k": torch.ones(2, 128),
+        "any": torch.tensor([1]),
+        "none": torch.ones(3),
+    }
+    save_file(tensors, tmp_path / "x.st")
+    document = sdsa("inspect", tmp_path / "x.st", "--json").document
+    uses = {record["name"]: record["use"] for record in document["tensors"]}
+    assert uses == {"a.q": "queries", "k": "keys", "any": "lengths", "none": None}
+    save_file({"k": torch.ones(2, 128)}, tmp_path / "x.st")
+    assert "x.st: 1 tensor, 1,024 bytes" in sdsa("inspect", tmp_path / "x.st").stdout
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_long_names_of_tensors(
+    sdsa: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    names = [f"model.layers.{layer}.self_attn.indexer.k_cache_captured" for layer in range(12)]
+    save_file({name: torch.ones(1, 128) for name in names}, tmp_path / "x.st")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    answer = sdsa("inspect", tmp_path / "x.st")
+    answer.is_clean()
+    lines = answer.stdout.splitlines()
+    assert max(map(len, lines[1:])) <= columns
+    wanted = [name.split(".")[2] for name in names] if columns == 80 else names
+    assert [line.split()[0] for line in lines if "F32" in line] == wanted
+
+
+@pytest.mark.parametrize(
+    ("lengths", "text"),
+    [
+        ([], "none"),
+        ([4096], "4,096"),
+        ([100, 100], "100 each (sum 200)"),
+        ([4096, 2500, 777], "4,096 · 2,500 · 777 (sum 7,373)"),
+        ([100] * 12, "100 each (sum 1,200)"),
+        (range(1000, 1011), "1,000 to 1,010 (median 1,005, sum 11,055)"),
+    ],
+    ids=["none", "one", "two-equal", "few", "equal", "many"],
+)
+def test_lengths_in_words(lengths: list[int], text: str) -> None:
+    assert describe_lengths(lengths) == text
+
+
 def write_scores(path: Path, scores: torch.Tensor, lengths: list[int], top_k: torch.Tensor) -> None:
     groups = torch.tensor(lengths, dtype=torch.int32)
     requests = torch.arange(len(lengths), dtype=torch.int32)
     rows, width = scores.shape
     sizes = {"rows": rows, "max_context": width, "top_k": top_k.shape[1]}
-    with ScoresWriter(path, groups, requests, **sizes, source={"cache": "c.st"}) as writer:
+    source = {"another": "mine", "query_name": "a.q", "cache": "c.st"}
+    with ScoresWriter(path, groups, requests, **sizes, source=source) as writer:
         writer.write_rows(0, scores, top_k)
 
 
@@ -320,6 +455,8 @@ def test_scores(sdsa: Run, tmp_path: Path) -> None:
     assert "4 (2 groups of 2)" in answer.stdout
     assert "1 scores below a length" in answer.stdout
     assert "c.st" in answer.stdout
+    assert "query tensor" in answer.stdout
+    assert answer.stdout.index("c.st") < answer.stdout.index("a.q") < answer.stdout.index("mine")
     document = sdsa("inspect", path, "--json").document
     assert (document["kind"], document["rows"], document["rows_per_group"]) == ("scores", 4, 2)
     assert document["row_summaries"][0] == {

@@ -112,11 +112,14 @@ def test_what_is_undefined_is_null(sdsa: Run, tmp_path: Path) -> None:
     assert record["ratio_to_bf16"] is None
     assert record["relative_error"] is None
     assert record["blocks"]["flushed_share"] is None
-    # The report for a reader has no numbers there either, and no crash.
-    answer = sdsa(
-        "quantize-cache", tmp_path / "k.safetensors", "-o", tmp_path / "c.safetensors", "--force"
-    )
-    answer.is_clean()
+    # The report for a reader has dashes there.
+    save_file({"a.k": torch.zeros(0, 128), "b.k": torch.ones(1, 128)}, tmp_path / "k.safetensors")
+    for output, pattern in (("c.safetensors", "a.k"), ("several/", "*.k")):
+        arguments = ("-o", f"{tmp_path}/{output}", "--keys", pattern, "--force")
+        answer = sdsa("quantize-cache", tmp_path / "k.safetensors", *arguments)
+        answer.is_clean()
+        assert "nan" not in answer.stdout
+        assert "-" in answer.stdout.split()
 
 
 @pytest.mark.parametrize("values", ["nvfp4", "bf16"])
@@ -135,7 +138,7 @@ def test_every_format_and_layout(
 def test_tiled_scales(sdsa: Run, save_keys: SaveKeys, tmp_path: Path) -> None:
     cache = tmp_path / "c.safetensors"
     arguments = ("quantize-cache", save_keys(), "-o", cache, "--scale-order", "128x4")
-    sdsa(*arguments).fails_with(2, "128x4", "layout separate", "got layout interleaved")
+    sdsa(*arguments).fails_with(2, "--scale-order 128x4 needs --layout separate", "interleaved")
     assert not cache.exists()
     sdsa(*arguments, "--layout", "separate").is_clean()
     assert open_cache(cache).header.scale_order == "128x4"
@@ -166,9 +169,16 @@ def test_several_tensors_become_several_caches_in_numeric_order(
     arguments = ("quantize-cache", layers, "--keys", "layers.*.keys", "-o", f"{tmp_path}/{output}")
     answer = sdsa(*arguments)
     answer.is_clean()
-    places = [answer.stdout.index(name) for name in LAYER_NAMES]
-    assert places == sorted(places)
-    assert "4 nvfp4 caches" in answer.stdout
+    lines = answer.stdout.splitlines()
+    assert lines[0].startswith("4 nvfp4 caches")
+    assert lines[1] == "keys    layers.*.keys"
+    assert lines[2].endswith(file_name.format("layers.*.keys"))
+    assert [line.split()[:2] for line in lines[6:10]] == [
+        ["0", "1"],
+        ["1", "2"],
+        ["2", "3"],
+        ["10", "11"],
+    ]
     document = sdsa(*arguments, "--force", "--json").document
     assert [record["tensor"] for record in document["caches"]] == LAYER_NAMES
     assert [record["pages"] for record in document["caches"]] == [1, 2, 3, 11]
@@ -209,6 +219,106 @@ def test_all_outputs_are_looked_at_before_any_is_written(
     assert names(folder) == ["layers.10.keys.safetensors"]
 
 
+def test_a_file_for_each_layer(sdsa: Run, tmp_path: Path) -> None:
+    (tmp_path / "capture").mkdir()
+    for layer in (2, 10):
+        tensors = {"keys": torch.ones(layer, 128), "lengths": torch.tensor([layer - 1, 1])}
+        save_file(tensors, tmp_path / "capture" / f"layer_{layer}.safetensors")
+    arguments = ("quantize-cache", tmp_path / "capture", "-o", f"{tmp_path}/caches/")
+    sdsa(*arguments).fails_with(2, "such as 'layer_*:keys' for one cache each")
+    answer = sdsa(*arguments, "--keys", "layer_*:keys")
+    answer.is_clean()
+    assert "each all one request, --lengths 'layer_*:lengths' would divide them" in answer.stdout
+    chosen = ("--keys", "*:keys", "--lengths", "*:lengths", "--force", "--json")
+    records = sdsa(*arguments, *chosen).document["caches"]
+    assert [record["tensor"] for record in records] == ["layer_2:keys", "layer_10:keys"]
+    assert names(tmp_path / "caches") == ["layer_10_keys.safetensors", "layer_2_keys.safetensors"]
+    for record, layer in zip(records, (2, 10), strict=True):
+        cache = open_cache(record["path"])
+        assert cache.context_lengths.tolist() == [layer - 1, 1]
+        assert cache.header.source == f"layer_{layer}.safetensors"
+
+
+def test_lengths_of_each_layer(sdsa: Run, tmp_path: Path) -> None:
+    tensors = {}
+    for layer in (0, 1, 10):
+        tensors[f"layers.{layer}.keys"] = torch.ones(layer + 1, 128)
+        tensors[f"layers.{layer}.lengths"] = torch.tensor([1, layer])
+    save_file(tensors, tmp_path / "multi.safetensors")
+    chosen = ("--keys", "layers.*.keys", "--lengths", "layers.*.lengths", "-o", f"{tmp_path}/c/")
+    sdsa("quantize-cache", tmp_path / "multi.safetensors", *chosen).is_clean()
+    for layer in (0, 1, 10):
+        cache = open_cache(tmp_path / "c" / f"layers.{layer}.keys.safetensors")
+        assert cache.context_lengths.tolist() == [1, layer]
+        assert cache.header.source == f"multi.safetensors:layers.{layer}.keys"
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "words"),
+    [
+        (1e-4, (), ["100 % of blocks flushed to zero", "try --gain auto or --format bf16"]),
+        (1e6, (), ["100 % saturated", "try --gain auto or --format bf16"]),
+        (1e6, ("--nonfinite", "saturate"), ["saturated (noted above 0.25, 10 %); try --format"]),
+        (1e6, ("--gain", "2"), ["try --rotate hadamard or"]),
+        (1e6, ("--gain", "2", "--rotate", "hadamard"), ["try --center channel or"]),
+    ],
+    ids=["flushed", "saturated", "nonfinite", "gain", "rotated"],
+)
+def test_a_useless_cache_is_remarked_on(
+    sdsa: Run,
+    tmp_path: Path,
+    generator: torch.Generator,
+    size: float,
+    options: tuple[str, ...],
+    words: list[str],
+) -> None:
+    keys = torch.randn(100, 128, generator=generator)
+    save_file({"a.k": keys * size, "b.k": keys}, tmp_path / "k.st")
+    arguments = ("quantize-cache", tmp_path / "k.st", *options)
+    answer = sdsa(*arguments, "--keys", "a.k", "-o", tmp_path / "c.st")
+    assert answer.exit_code == 0
+    assert answer.stderr.startswith(f"note: {tmp_path}/c.st: relative error ")
+    assert answer.stderr.count("\n") == 1
+    for word in words:
+        assert word in answer.stderr
+    answer = sdsa(*arguments, "--keys", "*.k", "-o", f"{tmp_path}/caches/", "--json")
+    assert answer.document["caches"][0]["relative_error"] > 0.9
+    assert "1 of 2 caches lose much; the worst is" in answer.stderr
+    sdsa(*arguments, "--keys", "b.k", "-o", tmp_path / "good.st").is_clean()
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_many_layers_of_long_names(sdsa_process: Run, tmp_path: Path, columns: str) -> None:
+    name = "model.layers.{}.self_attn.indexer.k_cache_captured"
+    save_file(
+        {name.format(layer): torch.ones(1, 128) for layer in range(61)}, tmp_path / "k.safetensors"
+    )
+    chosen = ("--keys", "model.*", "-o", "caches/")
+    answer = sdsa_process("quantize-cache", "k.safetensors", *chosen, COLUMNS=columns)
+    answer.is_clean()
+    lines = answer.stdout.splitlines()
+    assert max(map(len, lines)) <= int(columns)
+    assert lines[1:3] == [
+        f"keys    {name.format('*')}",
+        f"caches  caches/{name.format('*')}.safetensors",
+    ]
+    assert [line.split()[0] for line in lines[6:67]] == [str(layer) for layer in range(61)]
+
+
+def test_files_that_are_named_otherwise_than_tensors_have_a_column(
+    sdsa: Run, tmp_path: Path
+) -> None:
+    save_file({name: torch.ones(1, 128) for name in ("a/b", "c/d")}, tmp_path / "k.st")
+    answer = sdsa("quantize-cache", tmp_path / "k.st", "--keys", "*", "-o", f"{tmp_path}/caches/")
+    answer.is_clean()
+    assert f"caches  {tmp_path}/caches/*.safetensors" in answer.stdout
+    rows = [line.split() for line in answer.stdout.splitlines()]
+    assert [(row[0], row[-1]) for row in rows if row[1:2] == ["1"]] == [
+        ("a/b", "a_b"),
+        ("c/d", "c_d"),
+    ]
+
+
 def test_an_index_and_a_folder(sdsa: Run, tmp_path: Path) -> None:
     folder = tmp_path / "capture"
     folder.mkdir()
@@ -217,7 +327,7 @@ def test_an_index_and_a_folder(sdsa: Run, tmp_path: Path) -> None:
         save_file(tensors, folder / f"{number}.safetensors")
     save_file({"layers.1.keys": torch.full((64, 128), 9.0)}, folder / "stray.safetensors")
     answer = sdsa("quantize-cache", folder, "--keys", "layers.1.keys", "-o", tmp_path / "c")
-    answer.fails_with(2, "layers.1.keys", "1.safetensors", "stray.safetensors")
+    answer.fails_with(2, "named layers.1.keys", "found 1:layers.1.keys", "stray:layers.1.keys")
     places = {f"layers.{number}.keys": f"{number}.safetensors" for number in (1, 2)}
     index = folder / "m.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": places}))
@@ -235,6 +345,7 @@ def test_an_index_and_a_folder(sdsa: Run, tmp_path: Path) -> None:
     [
         ({}, [], ["no tensors"]),
         ({"a": (9, 128)}, ["--keys", "b"], ["no tensor is named b", "a (F32 [9, 128])"]),
+        ({"a": (9, 128)}, ["--keys", "b.*"], ["no tensor matches b.*", "a (F32 [9, 128])"]),
         ({"keys": (9, 64)}, [], ["tensor keys", "128", "[9, 64]"]),
         ({"keys": (9, 127)}, ["--keys", "keys"], ["tensor keys", "128", "[9, 127]"]),
         ({"keys": (9, 129)}, [], ["tensor keys", "128", "[9, 129]"]),
@@ -247,6 +358,7 @@ def test_an_index_and_a_folder(sdsa: Run, tmp_path: Path) -> None:
     ids=[
         "no-tensors",
         "no-such-name",
+        "no-match",
         "64",
         "127",
         "129",
@@ -347,6 +459,6 @@ def test_the_report_fits_the_terminal(
     pattern = ("--keys", "layers.*.keys", "-o", f"{tmp_path}/caches/")
     answer = sdsa_process("quantize-cache", layers, *pattern, COLUMNS=columns)
     answer.is_clean()
-    # The first line has the folder's path, which the terminal wraps.
-    assert max(map(len, answer.stdout.splitlines()[1:])) <= int(columns)
+    # The third line has the folder's path, which the terminal wraps.
+    assert max(map(len, answer.stdout.splitlines()[3:])) <= int(columns)
     assert "\x1b" not in answer.stdout

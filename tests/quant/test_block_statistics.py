@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from sdsa_quant.block_statistics import BlockStatistics
+from caches import write_cache
+from sdsa_quant.block_statistics import BlockStatistics, ScaleCounts, count_scales
 from sdsa_quant.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 
 
@@ -117,3 +120,24 @@ def test_keys_without_blocks() -> None:
     statistics.add_decoded(keys, keys.bfloat16())
     error = (keys.bfloat16().double() - keys.double()).norm() / keys.double().norm()
     assert statistics.relative_error == float(error) > 0
+
+
+def test_scales_of_used_keys_are_counted_once(tmp_path: Path, generator: torch.Generator) -> None:
+    keys = torch.randn(70, 128, generator=generator).bfloat16()
+    keys[2:4], keys[64], keys[67] = 0.0, 2800.0, 2.0**-5
+    cache = write_cache(tmp_path / "c.safetensors", keys, [70])
+    counts = count_scales(cache)
+    assert counts == ScaleCounts(70 * 8, zero=16, subnormal=8, largest=8)
+    assert counts.share(counts.largest) == 1 / 70
+    # Two requests that share the first page and see 67 and 3 of its keys; then none at all.
+    table = torch.tensor([[0, 1], [0, -1]], dtype=torch.int32)
+    for lengths, expected in (
+        ([67, 3], ScaleCounts(67 * 8, zero=16, subnormal=0, largest=8)),
+        ([0, 3], ScaleCounts(3 * 8, zero=8, subnormal=0, largest=0)),
+        ([0, 0], ScaleCounts(0, 0, 0, 0)),
+    ):
+        numbers = torch.tensor(lengths, dtype=torch.int32)
+        shared = replace(cache, block_table=table, context_lengths=numbers)
+        assert count_scales(shared) == expected
+    assert math.isnan(ScaleCounts(0, 0, 0, 0).share(0))
+    assert count_scales(write_cache(tmp_path / "b.safetensors", keys, [70], "bf16")) is None

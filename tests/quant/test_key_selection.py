@@ -136,6 +136,19 @@ def test_other_tensors_with_scale_in_their_name_do_not_matter(tmp_path: Path) ->
     assert names(source) == ["keys"]
 
 
+def test_dimensions_of_1_can_be_squeezed(tmp_path: Path) -> None:
+    source = source_of(tmp_path, {"keys": keys(2, 1, 40, 128)})
+    with pytest.raises(
+        InputError, match=r"got \[2, 1, 40, 128\]; or squeeze it to \[2, 40, 128\]$"
+    ):
+        select_keys(source)
+    source = source_of(tmp_path, {"keys": keys(1, 40, 128), "lengths": torch.tensor([40])})
+    with pytest.raises(
+        InputError, match=r"--lengths, such as lengths; or squeeze it to \[40, 128\]$"
+    ):
+        captured_keys(source, source["keys"])
+
+
 def test_caches_and_empty_files_are_refused(tmp_path: Path) -> None:
     source = source_of(tmp_path, {"keys": keys(1, 64, 128)}, {"format": "sdsa-cache"})
     with pytest.raises(InputError, match="is a cache already"):

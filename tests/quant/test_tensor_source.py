@@ -16,6 +16,7 @@ from sdsa_quant.tensor_source import (
     header_metadata,
     natural_order,
     open_tensors,
+    without_common_ends,
 )
 
 
@@ -122,6 +123,12 @@ def test_what_names_have_in_common(names: list[str], ends: tuple[str, str]) -> N
     assert common_ends(names) == ends
 
 
+def test_what_tells_names_apart() -> None:
+    assert without_common_ends(["l.1.k", "l.10.k"]) == ("l.*.k", ["1", "10"])
+    assert without_common_ends(["l.1.k"]) == ("*", ["l.1.k"])
+    assert without_common_ends(["a", "b"]) == ("*", ["a", "b"])
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -188,7 +195,7 @@ def test_long_lists_of_names_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     save_file({f"t{index}": tensor(0) for index in range(30)}, tmp_path / "x.safetensors")
     names = open_tensors("x.safetensors").describe_names()
-    assert names.endswith("t3 (F32 [4]) and 26 more (sdsa inspect x.safetensors lists them)")
+    assert names.endswith("t2 (F32 [4]) and 27 more (sdsa inspect x.safetensors lists them)")
 
 
 def test_metadata_is_read_from_damaged_files_too(tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""The examples of docs/captures.md work as they stand, in their order."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import Run
+from sdsa_quant import open_cache
+
+PAGE = Path(__file__).parents[2] / "docs" / "captures.md"
+BLOCKS = re.compile(r"```(python|sh)\n(.*?)```", re.DOTALL)
+EXPECTED_LENGTHS = {
+    "one-request": [600],
+    "cache": [400, 150, 50],
+    "from-padded": [300, 120],
+    "caches/layers.2.keys": [60, 42],
+    "layer-caches/layer_1_keys": [60, 40],
+}
+
+
+def test_examples_of_the_page(sdsa: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for language, block in BLOCKS.findall(PAGE.read_text()):
+        if language == "python":
+            exec(block, names)
+            continue
+        for line in block.splitlines():
+            answer = sdsa(*shlex.split(line)[1:])
+            assert (answer.exit_code, answer.stderr) == (0, ""), line
+    for name, lengths in EXPECTED_LENGTHS.items():
+        assert open_cache(f"{name}.safetensors").context_lengths.tolist() == lengths
+    source = open_cache("caches/layers.0.keys.safetensors").header.source
+    assert f"`{source}`" in PAGE.read_text()
