@@ -29,6 +29,7 @@ from . import (
     score,
     study,
 )
+from .command import SdsaCommand
 from .options import help_text
 from .output import print_error
 
@@ -98,8 +99,9 @@ def report_error(error: Exception, debug: bool) -> int:
 
 def _usage_message(error: Any) -> str:
     context = getattr(error, "ctx", None)
-    hint = f" (see {context.command_path} --help)" if context is not None else ""
-    return error.format_message() + hint
+    hint = f"; see {context.command_path} --help" if context is not None else ""
+    message = error.format_message().replace("Value error, ", "")  # the words of a library below
+    return message.removesuffix(".") + hint
 
 
 app = typer.Typer(
@@ -137,7 +139,7 @@ def sdsa(
 
 
 def _add_command(name: str, function: Callable[..., None], examples: str) -> None:
-    app.command(name, help=help_text(function), epilog=examples)(function)
+    app.command(name, cls=SdsaCommand, help=help_text(function), epilog=examples)(function)
 
 
 _add_command(quantize_cache.COMMAND, quantize_cache.quantize_cache, quantize_cache.EXAMPLES)

@@ -13,7 +13,7 @@ from sdsa_quant.errors import InputError
 
 from .bench_shapes import BenchShape, parse_shape, read_lengths_file
 from .environment import describe_environment
-from .json_documents import command_document, strict_json
+from .json_documents import command_document, write_document
 from .measurement import cache_words, measurement_fields, share_text
 from .options import DeviceOption, ForceFlag, JsonFile, choose_device, examples
 from .output import Output, table
@@ -148,9 +148,7 @@ def bench(
     document = _document(options, results)
     sink.document(document)
     if json is not None and json != STDOUT:
-        from sdsa_quant.atomic_file import write_text
-
-        write_text(json, strict_json(document) + "\n", force=force)
+        write_document(json, document, force=force)
 
 
 def run_bench(options: BenchOptions, sink: Output) -> list[BenchResult]:

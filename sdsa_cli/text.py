@@ -46,8 +46,11 @@ def similarity(value: float | None) -> str:
 
 
 def error_size(value: float | None) -> str:
-    """Four significant digits, ``-`` where it is undefined."""
-    return "-" if value is None else f"{value:.4g}"
+    """At most 4 significant digits and 8 characters besides a sign, ``-`` where it is undefined."""
+    if value is None:
+        return "-"
+    # What 4 digits would write at length, 0.0001235 or 1.235e+06, has 3: 1.23e-04, 1.23e+06.
+    return f"{value:.4g}" if value == 0 or 1e-3 <= abs(value) < 9999.5 else f"{value:.2e}"
 
 
 def describe_transform(header: CacheHeader) -> str:
