@@ -29,7 +29,7 @@ from . import (
     score,
     study,
 )
-from .command import SdsaCommand
+from .command import SdsaCommand, without_flag_types
 from .options import help_text
 from .output import print_error
 
@@ -43,6 +43,10 @@ class SdsaGroup(TyperGroup):
     machine cannot do it; 130 interrupted. ``--debug`` may stand anywhere on the line and lets an
     error keep its traceback.
     """
+
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters, as `without_flag_types` has them."""
+        return without_flag_types(super().get_params(ctx))
 
     def main(
         self,

@@ -70,9 +70,10 @@ def bench(
         list[str] | None,
         typer.Option(
             "--shape",
-            metavar="GROUPS,ROWS,LENGTH[,MAX_CONTEXT]",
-            help="Groups, rows of each, keys of each, and columns of the scores (default: LENGTH); "
-            "may be given again. Default: five shapes from small to large.",
+            metavar="SHAPE",
+            help="Groups, rows of each, keys of each, such as 8,1,4096; a fourth number is that of "
+            "columns of the scores (default: as many as keys). May be given again. Default: five "
+            "shapes from small to large.",
         ),
     ] = None,
     lengths_file: Annotated[

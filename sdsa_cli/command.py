@@ -27,12 +27,8 @@ class SdsaCommand(TyperCommand):
         return super().parse_args(ctx, fill_in_stdout(args) if takes_file else args)
 
     def get_params(self, ctx: Any) -> Any:
-        """The parameters; flags without Typer's ``<bool>``, which no one types."""
-        params = super().get_params(ctx)
-        for param in params:
-            if isinstance(param, TyperOption) and param.is_flag:
-                param.metavar = ""
-        return params
+        """The parameters, as `without_flag_types` has them."""
+        return without_flag_types(super().get_params(ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help; the examples last, without the spaces that Typer ends lines with.
@@ -48,6 +44,14 @@ class SdsaCommand(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words of the usage line; required arguments without braces."""
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+
+def without_flag_types(params: list[Any]) -> list[Any]:
+    """The parameters; the help of flags without Typer's ``<bool>``, which no one types."""
+    for param in params:
+        if isinstance(param, TyperOption) and param.is_flag:
+            param.metavar = ""
+    return params
 
 
 def fill_in_stdout(words: Sequence[str]) -> list[str]:

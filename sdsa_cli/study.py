@@ -153,6 +153,7 @@ def study(
         float | None,
         typer.Option(
             "--softmax-scale",
+            metavar="SCALE",
             help="Multiplies a score before the softmax of mass@k; default: 1/sqrt(128).",
         ),
     ] = None,

@@ -31,6 +31,7 @@ def test_help_breaks_no_word_and_no_example(command: str, columns: int) -> None:
     size = {"COLUMNS": str(columns), "TERMINAL_WIDTH": str(columns)}
     shown = CliRunner().invoke(app, [command, "--help"], prog_name="sdsa", env=size).stdout
     assert max(map(len, shown.splitlines())) <= columns
+    assert "…" not in shown
     assert "<bool>" not in shown
     assert "{" not in shown.partition("Usage:")[2].splitlines()[0]
 
