@@ -134,6 +134,7 @@ def plan_scores(
     requests: Sequence[int],
     *,
     query_format: str,
+    query_name: str = "query",
     transform: KeyTransform = PLAIN,
     rule: str = AMAX_OVER_6,
     device: torch.device | str = "cpu",
@@ -151,6 +152,8 @@ def plan_scores(
         Request of each group; ``rows / groups`` is 1 to 8.
     query_format : str
         ``"bf16"`` or ``"nvfp4"``; NVFP4 query rows go with NVFP4 keys only.
+    query_name : str
+        What to call the query rows in an error.
     transform : KeyTransform
         What was done to the cache's keys: rows are rotated alike, scores restored.
     rule : str
@@ -180,7 +183,7 @@ def plan_scores(
         raise InputError("NVFP4 query rows go with NVFP4 keys only, the cache holds BF16 keys")
     if not bool(query.isfinite().all()):
         row = int((~query.isfinite()).any(dim=1).nonzero()[0])
-        raise InputError(f"query rows must be finite, row {row} is not")
+        raise InputError(f"{query_name}: query rows must be finite, row {row} is not")
     unquantized = query.to(device)
     transform = transform.to(device)
     transformed, query_scales = transform.apply_query(unquantized), None

@@ -14,6 +14,8 @@ from sdsa_quant.top_k import top_k_indices
 
 from .score_cache import PieceScorer
 
+BEST_KEYS = 4  # that a row's description names
+
 
 @dataclass(frozen=True, slots=True)
 class RowScores:
@@ -26,7 +28,7 @@ class RowScores:
     nonfinite_scores: int
     minimum: float | None  # of the finite scores; None where there are none
     maximum: float | None
-    best_key: int | None  # the first of top-k
+    best_keys: tuple[int, ...]  # the first few of top-k, highest score first
     accuracy: RowAccuracy | None  # None without a baseline
 
 
@@ -65,7 +67,7 @@ def score_rows(
         indices = top_k_indices(scores, max(top_k), lengths)
         if writer is not None:
             writer.write_rows(first_row, scores, indices)
-        best_keys = indices[:, 0].tolist()
+        best_keys = indices[:, :BEST_KEYS].tolist()
         for group in range(first, stop):
             of_group = slice(
                 (group - first) * task.rows_per_group, (group - first + 1) * task.rows_per_group
@@ -82,7 +84,7 @@ def _describe_group(
     scorer: PieceScorer,
     group: int,
     scores: torch.Tensor,
-    best_keys: Sequence[int],
+    best_keys: Sequence[Sequence[int]],
     read_keys: KeyReader | None,
     top_k: Sequence[int],
     softmax_scale: float,
@@ -95,7 +97,7 @@ def _describe_group(
         query = task.unquantized_query[first_row : first_row + task.rows_per_group]
         baseline = baseline_scores(query, read_keys, request, length)
     described = []
-    for place, best_key in enumerate(best_keys):
+    for place, of_row in enumerate(best_keys):
         row = first_row + place
         accuracy = None
         if baseline is not None:
@@ -118,7 +120,7 @@ def _describe_group(
                 nonfinite_scores=nonfinite,
                 minimum=minimum,
                 maximum=maximum,
-                best_key=best_key if best_key >= 0 else None,
+                best_keys=tuple(key for key in of_row if key >= 0),
                 accuracy=accuracy,
             )
         )

@@ -62,8 +62,8 @@ _TUNING = {
     BF16: _Tuning(warps=2, programs=4, registers=168),
 }
 
-# What is compiled, as functions of a launch's arguments and its stream; None stands for the portable
-# kernel, which Triton's JIT launches.
+# What is compiled, as functions of a launch's arguments and its stream; None stands for the
+# portable kernel, which Triton's JIT launches.
 _compiled: dict[tuple[int, Formats], Callable[..., None] | None] = {}
 
 

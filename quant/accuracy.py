@@ -73,7 +73,7 @@ def summarize_accuracy(rows: Sequence[RowAccuracy], top_k: Sequence[int]) -> Acc
     """Summarize rows that `row_accuracy` measured for the same `top_k`."""
     invalid = [row for row in rows if not row.valid]
     empty = [row for row in rows if row.valid and row.length == 0]
-    measured = [row for row in rows if row.valid and row.length > 0]
+    measured = _measured(rows)
     return Accuracy(
         rows=len(rows),
         rows_measured=len(measured),
@@ -87,9 +87,27 @@ def summarize_accuracy(rows: Sequence[RowAccuracy], top_k: Sequence[int]) -> Acc
     )
 
 
+def summarize_longer_rows(
+    rows: Sequence[RowAccuracy], top_k: Sequence[int]
+) -> tuple[TopKSummary, ...]:
+    """Summarize, for each k of `top_k`, only the valid rows with more than k keys.
+
+    A row with no more keys than k keeps them all, so its recall of 1 says nothing about its scores.
+    """
+    measured = _measured(rows)
+    return tuple(
+        _summarize_top_k([row for row in measured if row.length > k], place, k)
+        for place, k in enumerate(top_k)
+    )
+
+
 def nearest_rank(ordered: Sequence[float], percent: int) -> float:
     """Smallest of the ascending values that at least `percent` % of them do not exceed."""
     return ordered[max(1, math.ceil(Fraction(percent * len(ordered), 100))) - 1]
+
+
+def _measured(rows: Sequence[RowAccuracy]) -> list[RowAccuracy]:
+    return [row for row in rows if row.valid and row.length > 0]
 
 
 def _summarize(

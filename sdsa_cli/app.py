@@ -29,6 +29,7 @@ from . import (
     score,
     study,
 )
+from .command import SdsaCommand, without_flag_types
 from .options import help_text
 from .output import print_error
 
@@ -42,6 +43,10 @@ class SdsaGroup(TyperGroup):
     machine cannot do it; 130 interrupted. ``--debug`` may stand anywhere on the line and lets an
     error keep its traceback.
     """
+
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters, as `without_flag_types` has them."""
+        return without_flag_types(super().get_params(ctx))
 
     def main(
         self,
@@ -98,8 +103,9 @@ def report_error(error: Exception, debug: bool) -> int:
 
 def _usage_message(error: Any) -> str:
     context = getattr(error, "ctx", None)
-    hint = f" (see {context.command_path} --help)" if context is not None else ""
-    return error.format_message() + hint
+    hint = f"; see {context.command_path} --help" if context is not None else ""
+    message = error.format_message().replace("Value error, ", "")  # the words of a library below
+    return message.removesuffix(".") + hint
 
 
 app = typer.Typer(
@@ -137,7 +143,7 @@ def sdsa(
 
 
 def _add_command(name: str, function: Callable[..., None], examples: str) -> None:
-    app.command(name, help=help_text(function), epilog=examples)(function)
+    app.command(name, cls=SdsaCommand, help=help_text(function), epilog=examples)(function)
 
 
 _add_command(quantize_cache.COMMAND, quantize_cache.quantize_cache, quantize_cache.EXAMPLES)

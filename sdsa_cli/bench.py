@@ -13,7 +13,7 @@ from sdsa_quant.errors import InputError
 
 from .bench_shapes import BenchShape, parse_shape, read_lengths_file
 from .environment import describe_environment
-from .json_documents import command_document, strict_json
+from .json_documents import command_document, write_document
 from .measurement import measurement_fields, share_text
 from .options import DeviceOption, ForceFlag, JsonFile, choose_device, examples
 from .output import Output, table
@@ -70,9 +70,10 @@ def bench(
         list[str] | None,
         typer.Option(
             "--shape",
-            metavar="GROUPS,ROWS,LENGTH[,MAX_CONTEXT]",
-            help="Groups, rows of each, keys of each, and columns of the scores (default: LENGTH); "
-            "may be given again. Default: five shapes from small to large.",
+            metavar="SHAPE",
+            help="Groups, rows of each, keys of each, such as 8,1,4096; a fourth number is that of "
+            "columns of the scores (default: as many as keys). May be given again. Default: five "
+            "shapes from small to large.",
         ),
     ] = None,
     lengths_file: Annotated[
@@ -148,9 +149,7 @@ def bench(
     document = _document(options, results)
     sink.document(document)
     if json is not None and json != STDOUT:
-        from sdsa_quant.atomic_file import write_text
-
-        write_text(json, strict_json(document) + "\n", force=force)
+        write_document(json, document, force=force)
 
 
 def run_bench(options: BenchOptions, sink: Output) -> list[BenchResult]:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .output_paths import make_folders
+
 SCHEMA_VERSION = 1
 
 
@@ -30,6 +32,14 @@ def strict_json(document: Any) -> str:
         The document holds a value of any other type.
     """
     return json.dumps(_plain(document), indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def write_document(path: Path, document: Mapping[str, Any], *, force: bool) -> None:
+    """Write a document to a file atomically, and make the folders above it."""
+    from sdsa_quant.atomic_file import write_text
+
+    make_folders([path])
+    write_text(path, strict_json(document) + "\n", force=force)
 
 
 def _plain(value: Any) -> Any:

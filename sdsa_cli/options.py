@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+_EXAMPLE_WIDTH = 78
 
 JsonFlag = Annotated[
     bool, typer.Option("--json", help="Print one JSON document to stdout instead of tables.")
@@ -15,7 +18,10 @@ JsonFlag = Annotated[
 JsonFile = Annotated[
     Path | None,
     typer.Option(
-        "--json", metavar="FILE", help="Write the report as one JSON document; - is stdout."
+        "--json",
+        metavar="[FILE]",
+        help="Write the report as one JSON document to FILE. Without FILE, at the end of the line "
+        "or before another option: print it to stdout instead of tables.",
     ),
 ]
 ForceFlag = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
@@ -27,14 +33,33 @@ DeviceOption = Annotated[
 ]
 BackendOption = Annotated[
     Literal["auto", "torch", "triton", "cute"],
-    typer.Option("--backend", help="Which kernel computes the scores."),
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help="What computes the scores: torch, triton, cute, or auto for the first that can.",
+    ),
 ]
 
 
 def examples(*lines: str) -> str:
-    """Epilog of a command's help: one example command on each line, as it would be typed."""
-    # Typer makes one line of what only one line break divides.
-    return "\n\n".join(["[bold]Examples[/bold]", *(_literal(line) for line in lines)])
+    """Epilog of a command's help: example commands, as they would be typed, long ones continued."""
+    return "\n\n".join("\n".join(continued_lines(line)) for line in lines)
+
+
+def continued_lines(command: str) -> list[str]:
+    """A command in lines of at most 78 columns, which a shell reads as one: they end with ``\\``.
+
+    A line breaks only before an option, so that every option stays with its value.
+    """
+    first, *options = re.split(r" (?=--?\w)", command)
+    lines = [first]
+    for option in options:
+        if len(f"{lines[-1]} {option}") <= _EXAMPLE_WIDTH - len(" \\"):
+            lines[-1] += f" {option}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"    {option}")
+    return lines
 
 
 def help_text(function: Callable[..., None]) -> str:

@@ -8,12 +8,15 @@ never taken for markup.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
 from .json_documents import strict_json
+
+_PIPE_WIDTH = 100  # columns of output that no terminal shows
 
 
 class Output:
@@ -30,20 +33,27 @@ class Output:
 
     @property
     def width(self) -> int:
-        """Columns of stdout's terminal; ``COLUMNS`` or 80 where it is none."""
+        """Columns of stdout's terminal; ``COLUMNS`` or 100 where it is none."""
         return _console(sys.stdout).width
 
     def result(self, *renderables: Any) -> None:
         """Print text or rich renderables, the result for a reader, to stdout; silent with JSON.
 
-        Lines of text are left to the terminal to wrap, so that paths in them can be copied.
+        Lines of text are left to the terminal to wrap, so that paths in them can be copied. In
+        files and pipes, lines have no spaces at their ends.
         """
-        if not self.as_json:
-            from rich.text import Text
+        if self.as_json:
+            return
+        from rich.text import Text
 
-            console = _console(sys.stdout)
+        console = _console(sys.stdout)
+        with console.capture() as capture:
             for renderable in renderables:
                 console.print(renderable, soft_wrap=isinstance(renderable, str | Text))
+        shown = capture.get()
+        if not console.is_terminal:
+            shown = "\n".join(line.rstrip(" ") for line in shown.split("\n"))
+        sys.stdout.write(shown)
 
     def document(self, document: Mapping[str, Any]) -> None:
         """Print a document, the result for a program, to stdout; silent without JSON."""
@@ -88,7 +98,12 @@ def print_error(message: str) -> None:
     _console(sys.stderr).print(line, soft_wrap=True)
 
 
-def table(*headings: str, title: str | None = None, numbers_from: int = 1) -> Any:
+def table(
+    *headings: str,
+    title: str | None = None,
+    numbers_from: int = 1,
+    optional: Sequence[str] = (),
+) -> Any:
     """Empty rich table in the project's one look.
 
     Parameters
@@ -99,11 +114,19 @@ def table(*headings: str, title: str | None = None, numbers_from: int = 1) -> An
         Line above the table.
     numbers_from : int
         First column that is aligned to the right.
+    optional : sequence of str
+        Columns that a narrow terminal does without, the first one first; numbers of such a table
+        are never cut.
     """
     from rich import box
     from rich.table import Table
 
-    result = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    from .fitted_table import FittedTable
+
+    kind = FittedTable if optional else Table
+    result = kind(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    if isinstance(result, FittedTable):
+        result.optional = optional
     for index, heading in enumerate(headings):
         result.add_column(heading, justify="right" if index >= numbers_from else "left")
     return result
@@ -131,4 +154,7 @@ def fields_table(fields: Mapping[str, str]) -> Any:
 def _console(file: TextIO) -> Any:
     from rich.console import Console
 
-    return Console(file=file, markup=False, highlight=False, emoji=False)
+    console = Console(file=file, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _PIPE_WIDTH
+    return console

@@ -47,10 +47,8 @@ def output_paths(output: str, names: Sequence[str]) -> list[Path]:
     return list(paths)
 
 
-def prepare_outputs(
-    output: str, paths: Sequence[Path], inputs: Sequence[Path], *, force: bool
-) -> None:
-    """Check the outputs before any work, and make the folder that ``-o`` names.
+def prepare_outputs(paths: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
+    """Check the outputs before any work, and make the folders that they go to.
 
     Raises
     ------
@@ -58,23 +56,46 @@ def prepare_outputs(
         As `check_outputs`.
     """
     check_outputs(paths, inputs, force=force)
-    if names_folder(output):
-        for path in paths:
-            path.parent.mkdir(exist_ok=True)
+    make_folders(paths)
 
 
 def check_outputs(paths: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
-    """Refuse, before any work, outputs that exist or are inputs.
+    """Refuse, before any work, outputs that exist, are inputs, or cannot be written where they are.
+
+    A folder that does not exist is no fault: `make_folders` makes it.
 
     Raises
     ------
     InputError
-        An output exists and `force` is false, or it is one of the inputs.
+        An output exists and `force` is false, it is one of the inputs, it is a folder, it is named
+        twice, or what is to be its folder is a file or cannot be written.
     """
-    for path in paths:
+    for place, path in enumerate(paths):
+        if path in paths[:place]:
+            raise InputError(f"{path}: two outputs cannot go to the same file")
+        if path.is_dir():
+            raise InputError(f"{path}: must be a file to write, it is a folder")
         if not path.exists():
+            _check_folder(path)
             continue
         if any(path.samefile(source) for source in inputs):
             raise InputError(f"{path}: is the input, it cannot be the output too")
         if not force:
             raise InputError(f"{path}: exists already; give --force to replace it")
+
+
+def make_folders(paths: Sequence[Path]) -> None:
+    """Make the folders that outputs go to, where they do not exist."""
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _check_folder(path: Path) -> None:
+    """Check that the folder of a new output can be written, or made."""
+    folder = path.parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InputError(f"{path}: cannot be written, {folder} is not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{path}: cannot be written, folder {folder} does not permit it")

@@ -149,7 +149,7 @@ def quantize_cache(
         for tensor in select_keys(tensors, keys_pattern)
     ]
     paths = output_paths(output, [_file_name(keys.tensor) for keys in selected])
-    prepare_outputs(output, paths, tensors.files, force=force)
+    prepare_outputs(paths, tensors.files, force=force)
     device = choose_device(device)
     out = Output(as_json=as_json)
     started = time.perf_counter()

@@ -12,19 +12,21 @@ import typer
 
 from sdsa_quant.errors import CheckFailedError, InputError
 
-from .json_documents import strict_json
+from .json_documents import write_document
 from .options import BackendOption, DeviceOption, ForceFlag, JsonFile, choose_device, examples
 from .output import Output
-from .output_paths import check_outputs
+from .output_paths import check_outputs, make_folders
 from .score_inputs import (
     DEFAULT_TOP_K,
     ScoreOptions,
     at_least_one,
     choose_softmax_scale,
+    open_scored_cache,
     parse_top_k,
     requests_of_groups,
 )
-from .score_report import ScoreReport, is_valid, report_document, report_tables
+from .score_report import ScoreReport, is_valid, report_document
+from .score_tables import report_tables
 
 if TYPE_CHECKING:
     from sdsa_kernels.score_cache import PieceScorer, ScoreTask
@@ -38,7 +40,7 @@ EXAMPLES = examples(
     "sdsa score cache.safetensors --queries queries.safetensors",
     "sdsa score cache.safetensors --queries queries.safetensors --baseline keys.safetensors",
     "sdsa score cache.safetensors --queries queries.safetensors --requests 0,0,1 --top-k 64,256",
-    "sdsa score cache.safetensors --queries queries.safetensors --graph-replay 100 --json -",
+    "sdsa score cache.safetensors --queries queries.safetensors --graph-replay 100 --json",
     "sdsa score cache.safetensors --queries queries.safetensors --chunk 4 -o scores.safetensors",
 )
 
@@ -87,7 +89,8 @@ def score(
         Literal["bf16", "nvfp4"] | None,
         typer.Option(
             "--query-format",
-            help="What the query rows are scored as; default: as the cache's keys.",
+            metavar="FORMAT",
+            help="What the query rows are scored as, bf16 or nvfp4; default: as the cache's keys.",
         ),
     ] = None,
     baseline: Annotated[
@@ -104,12 +107,18 @@ def score(
         typer.Option("--keys", metavar="NAME", help="Tensor with the keys of --baseline."),
     ] = None,
     top_k: Annotated[
-        str, typer.Option("--top-k", metavar="LIST", help="Numbers of keys an indexer selects.")
+        str,
+        typer.Option(
+            "--top-k",
+            metavar="LIST",
+            help="Numbers of keys an indexer selects: recall is of each, -o stores the largest.",
+        ),
     ] = DEFAULT_TOP_K,
     softmax_scale: Annotated[
         float | None,
         typer.Option(
             "--softmax-scale",
+            metavar="SCALE",
             help="Multiplies a score before the softmax of mass@k; default: 1/sqrt(128).",
         ),
     ] = None,
@@ -182,9 +191,7 @@ def score(
     document = report_document(report)
     sink.document(document)
     if json is not None and json != STDOUT:
-        from sdsa_quant.atomic_file import write_text
-
-        write_text(json, strict_json(document) + "\n", force=force)
+        write_document(json, document, force=force)
     _require_finite(report.rows)
 
 
@@ -193,12 +200,12 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
     from sdsa_kernels.score_cache import PieceScorer
     from sdsa_kernels.score_rows import score_rows
     from sdsa_kernels.score_timing import time_scorer
-    from sdsa_quant.accuracy import summarize_accuracy
+    from sdsa_quant.accuracy import summarize_accuracy, summarize_longer_rows
     from sdsa_quant.baseline_file import open_baseline
-    from sdsa_quant.cache_file import open_cache, validate_cache
+    from sdsa_quant.cache_file import validate_cache
     from sdsa_quant.query_file import read_queries
 
-    cache = open_cache(options.cache)
+    cache = open_scored_cache(options.cache)
     validate_cache(cache)
     queries = read_queries(options.queries, options.query_name)
     baseline = None
@@ -217,11 +224,7 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
             writer=writer,
             advance=advance,
         )
-    accuracy = None
-    if baseline is not None:
-        accuracy = summarize_accuracy(
-            [row.accuracy for row in rows if row.accuracy is not None], options.top_k
-        )
+    measured = [row.accuracy for row in rows if row.accuracy is not None]
     timing = None
     if options.graph_replay is not None and all(is_valid(row) for row in rows):
         timing = time_scorer(scorer, options.graph_replay, hot=options.hot)
@@ -229,11 +232,11 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
         options=options,
         cache=cache,
         scorer=scorer,
-        query_name=queries.tensor.name,
-        query_dtype=queries.tensor.dtype,
+        queries=queries.tensor,
         baseline=baseline,
         rows=rows,
-        accuracy=accuracy,
+        accuracy=None if baseline is None else summarize_accuracy(measured, options.top_k),
+        longer_rows=summarize_longer_rows(measured, options.top_k),
         timing=timing,
         scores_file_bytes=None if writer is None else writer.file_bytes,
     )
@@ -248,6 +251,7 @@ def _plan(options: ScoreOptions, cache: CacheFile, queries: Queries) -> ScoreTas
         cache.paged_keys(),
         requests,
         query_format=options.query_format or cache.header.values,
+        query_name=f"{queries.tensor.path}, tensor {queries.tensor.name}",
         transform=cache.transform,
         rule=cache.header.rule,
         device=options.device,
@@ -264,6 +268,7 @@ def _scores_writer(
     if options.output is None:
         return contextlib.nullcontext()
     task = scorer.task
+    make_folders([options.output])
     return ScoresWriter(
         options.output,
         task.context_lengths,

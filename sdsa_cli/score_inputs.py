@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdsa_quant.errors import InputError
+from sdsa_quant.errors import CacheFormatError, InputError
 from sdsa_quant.layout import DIM, MAX_ROWS
 
 if TYPE_CHECKING:
+    from sdsa_quant.cache_file import CacheFile
     from sdsa_quant.query_file import Queries
 
 DEFAULT_TOP_K = "64,256,2048"
@@ -83,6 +84,32 @@ def choose_softmax_scale(given: float | None) -> float:
     if not 0 < scale < float("inf"):
         raise InputError(f"--softmax-scale must be positive and finite, got {scale}")
     return scale
+
+
+def open_scored_cache(path: Path) -> CacheFile:
+    """Open the cache to score; what is no cache file is told from a damaged one.
+
+    Raises
+    ------
+    InputError
+        It is a folder, no cache, or damaged.
+    """
+    from sdsa_quant.cache_file import open_cache
+    from sdsa_quant.cache_header import FORMAT
+    from sdsa_quant.tensor_source import header_metadata
+
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; score one cache file of it at a time")
+    try:
+        return open_cache(path)
+    except CacheFormatError:
+        kind = header_metadata(path).get("format", "none")
+        if kind == FORMAT:
+            raise
+        raise InputError(
+            f"{path}: is no cache (format in its header: {kind}); sdsa quantize-cache makes "
+            f"caches from keys"
+        ) from None
 
 
 def requests_of_groups(options: ScoreOptions, queries: Queries, cache_requests: int) -> list[int]:

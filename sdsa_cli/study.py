@@ -124,6 +124,7 @@ def study(
         typer.Option(
             "--formats",
             metavar="LIST",
+            show_default="all but bf16",
             help="Of bf16, nvfp4, nvfp4-mixed (BF16 queries), nvfp4-4over6, mxfp4, fp8.",
         ),
     ] = "nvfp4,nvfp4-mixed,nvfp4-4over6,mxfp4,fp8",
@@ -154,6 +155,7 @@ def study(
         float | None,
         typer.Option(
             "--softmax-scale",
+            metavar="SCALE",
             help="Multiplies a score before the softmax of mass@k; default: 1/sqrt(128).",
         ),
     ] = None,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,17 +24,6 @@ def byte_count(count: int) -> str:
     return f"{count:,}"
 
 
-def describe_lengths(lengths: Sequence[int]) -> str:
-    """Context lengths in a few words: all of a few, otherwise their range and sum."""
-    if not lengths:
-        return "none"
-    if len(lengths) <= _LISTED_LENGTHS:
-        listed = ", ".join(f"{length:,}" for length in lengths)
-        return listed if len(lengths) == 1 else f"{listed} (sum {sum(lengths):,})"
-    middle = statistics.median(lengths)
-    return f"{min(lengths):,} to {max(lengths):,}, median {middle:,.0f}, sum {sum(lengths):,}"
-
-
 def similarity(value: float | None) -> str:
     """Four decimals, ``-`` where it is undefined; what is short of 1 never looks like 1."""
     if value is None:
@@ -46,8 +33,11 @@ def similarity(value: float | None) -> str:
 
 
 def error_size(value: float | None) -> str:
-    """Four significant digits, ``-`` where it is undefined."""
-    return "-" if value is None else f"{value:.4g}"
+    """At most 4 significant digits and 8 characters besides a sign, ``-`` where it is undefined."""
+    if value is None:
+        return "-"
+    # What 4 digits would write at length, 0.0001235 or 1.235e+06, has 3: 1.23e-04, 1.23e+06.
+    return f"{value:.4g}" if value == 0 or 1e-3 <= abs(value) < 9999.5 else f"{value:.2e}"
 
 
 def describe_transform(header: CacheHeader) -> str:

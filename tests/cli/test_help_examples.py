@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 
@@ -17,11 +16,24 @@ from sdsa_cli.app import app
 COMMANDS = [command.name for command in app.registered_commands]
 
 
-def examples(command: str) -> list[str]:
-    """The examples as the help shows them on a wide terminal."""
-    wide = {"COLUMNS": "300", "TERMINAL_WIDTH": "300"}
-    text = CliRunner().invoke(app, [command, "--help"], prog_name="sdsa", env=wide).stdout
-    return re.findall(rf"^ *(sdsa {command} .*?) *$", text.partition("Examples")[2], re.MULTILINE)
+def examples(command: str, columns: int = 80) -> list[str]:
+    """The examples as a shell takes them that they are pasted into from the help."""
+    size = {"COLUMNS": str(columns), "TERMINAL_WIDTH": str(columns)}
+    text = CliRunner().invoke(app, [command, "--help"], prog_name="sdsa", env=size).stdout
+    lines = text.partition("Examples\n")[2].replace("\\\n", "").splitlines()
+    return [" ".join(line.split()) for line in lines if line.startswith(" sdsa ")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_breaks_no_word_and_no_example(command: str, columns: int) -> None:
+    assert examples(command, columns) == examples(command, 300)
+    size = {"COLUMNS": str(columns), "TERMINAL_WIDTH": str(columns)}
+    shown = CliRunner().invoke(app, [command, "--help"], prog_name="sdsa", env=size).stdout
+    assert max(map(len, shown.splitlines())) <= columns
+    assert "…" not in shown
+    assert "<bool>" not in shown
+    assert "{" not in shown.partition("Usage:")[2].splitlines()[0]
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from command_line import program
+from sdsa_cli.command import fill_in_stdout
 from sdsa_cli.output import Output, fields_table, heading, print_error, table
+from sdsa_cli.text import error_size
 
 
 class Terminal(io.StringIO):
@@ -96,3 +98,63 @@ def test_tables_align_numbers_and_keep_brackets(capsys: pytest.CaptureFixture[st
 def test_the_width_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "123")
     assert Output().width == 123
+
+
+def test_a_narrow_table_leaves_out_columns_and_no_digits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = table("name", "first", "second", optional=("second", "first"))
+    rows.add_row("a" * 10, "1" * 10, "2" * 10)
+    for columns, shown in ((60, "a12"), (30, "a1"), (16, "a")):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        Output().result(rows)
+        assert capsys.readouterr().out.split()[-len(shown) :] == [each * 10 for each in shown]
+    monkeypatch.setenv("COLUMNS", "8")
+    Output().result(rows)
+    assert capsys.readouterr().out.count("a") == 10 + 1, "the heading has one, too"
+
+
+def test_a_pipe_has_its_own_width_and_no_spaces_at_line_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS")
+    assert Output().width == 100
+    rows = table("name", "text")
+    rows.add_row("a", "b")
+    Output().result(fields_table({"a": "b", "longer": "c  "}), rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0"),
+        (5.0564e-8, "5.06e-08"),
+        (0.00012345, "1.23e-04"),
+        (0.0012345, "0.001234"),
+        (-359.31, "-359.3"),
+        (9999.4, "9999"),
+        (9999.6, "1.00e+04"),
+        (1234567.0, "1.23e+06"),
+    ],
+)
+def test_sizes_of_errors_are_short(value: float | None, text: str) -> None:
+    assert error_size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("line", "filled"),
+    [
+        ("--json", "--json -"),
+        ("cache --json --top-k 8", "cache --json - --top-k 8"),
+        ("--json -o file", "--json - -o file"),
+        ("--json -", "--json -"),
+        ("--json file --force", "--json file --force"),
+        ("--json=file", "--json=file"),
+    ],
+)
+def test_json_without_a_file_means_stdout(line: str, filled: str) -> None:
+    assert fill_in_stdout(line.split()) == filled.split()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -224,7 +225,7 @@ def test_a_clean_run_is_silent_on_stderr(files: Files) -> None:
     # CASES 75.
     outcome = files.score("--graph-replay", 2)
     outcome.is_clean()
-    assert "best key" in outcome.stdout
+    assert "best keys" in outcome.stdout
     report = files.report("--graph-replay", 2)
     assert (report["schema_version"], report["command"]) == (1, "score")
     assert report["accuracy"] is None
@@ -251,7 +252,7 @@ def test_lengths_that_are_all_zero(files: Files) -> None:
     output = files.folder / "scores.safetensors"
     report = files.report("-o", output, "--top-k", 8, "--graph-replay", 2)
     assert (report["rows_empty"], report["problem"]["max_context"]) == (6, 0)
-    assert report["rows"][0]["best_key"] is None
+    assert (report["rows"][0]["best_key"], report["rows"][0]["best_keys"]) == (None, [])
     assert list(load_file(output)["scores"].shape) == [6, 0]
 
 
@@ -281,7 +282,7 @@ def test_equal_keys_tie_and_the_lowest_indices_are_chosen(files: Files) -> None:
         assert (top_k["rows_with_ties"], top_k["most_ties_left_out"]) == (2, 236)
         assert load_file(output)["top_k_indices"].tolist() == [list(range(64))] * 2
     shown = files.score("--baseline", files.keys, "--top-k", 64).stdout
-    assert "(up to 236 equals left out)" in " ".join(shown.split())
+    assert "64: 2 rows left out keys that equal the last one chosen, up to 236;" in shown
 
 
 def test_a_tensor_name_that_looks_like_a_number_stays_a_name(files: Files) -> None:
@@ -397,7 +398,8 @@ def test_top_k_is_sorted_and_each_once(files: Files) -> None:
         ("--query-name other", "no tensor is named other; found queries"),
         ("--chunk 0", "--chunk must be at least 1, got 0"),
         ("--graph-replay 0", "--graph-replay must be at least 1, got 0"),
-        ("--backend fpga", "'fpga' is not one of"),
+        ("--backend fpga", "error: Invalid value for '--backend': 'fpga' is not one of"),
+        ("--topk 64", "error: No such option: --topk (Possible options: --top-k); see sdsa score"),
         ("--device tpu", "--device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
         ("--keys keys", "--keys keys names a tensor of --baseline, which is not given"),
         ("--baseline missing.safetensors", "missing.safetensors: cannot be read"),
@@ -419,7 +421,10 @@ def test_bad_usage_is_one_line_and_exit_code_2(files: Files, options: str, messa
         (torch.zeros(6, 256), "got [6, 256]"),
         (torch.zeros(6, 128, dtype=torch.uint8), "unquantized query rows"),
         (torch.zeros(6, 32, dtype=torch.uint8), "got U8 [6, 32]"),
-        (torch.full((6, 128), math.inf), "query rows must be finite, row 0 is not"),
+        (
+            torch.full((6, 128), math.inf),
+            "queries.safetensors, tensor queries: query rows must be finite, row 0 is not",
+        ),
         (torch.zeros(0, 128), "must make whole groups of 2 (see --rows-per-group), got 0 rows"),
     ],
     ids=["64", "127", "256", "uint8-128", "uint8-32", "infinite", "no-rows"],
@@ -476,6 +481,142 @@ def test_scores_beyond_memory_are_refused_before_anything_is_written(
     refused.fails_with(3, "needs 5,976 bytes (6 rows x 249 keys x 4 bytes)", "--chunk 2")
     assert not output.exists()
     files.score("-o", output, "--chunk", 2).is_clean()
+
+
+def test_what_is_no_cache_is_told_from_a_damaged_one(files: Files) -> None:
+    scores = files.folder / "scores.st"
+    files.score("-o", scores).is_clean()
+    for file, format_found in ((files.keys, "none"), (scores, "sdsa-scores")):
+        files.cache = file
+        named = f"{file}: is no cache (format in its header: {format_found})"
+        files.score().fails_with(2, named, "sdsa quantize-cache makes")
+    files.cache = files.folder
+    files.score().fails_with(2, "is a folder; score one cache file of it at a time")
+
+
+@pytest.mark.parametrize("option", ["-o", "--json"])
+def test_an_output_that_cannot_be_is_refused_before_any_work(files: Files, option: str) -> None:
+    files.cache.write_text("not read")
+    blocked = files.keys / "deep" / "file"
+    files.score(option, blocked).fails_with(2, f"{blocked}: cannot be", f"{files.keys} is not a fo")
+    files.score(option, files.folder).fails_with(2, "must be a file to write, it is a folder")
+    same = files.folder / "same"
+    files.score("-o", same, "--json", same).fails_with(2, "two outputs cannot go to the same file")
+
+
+def test_folders_of_outputs_are_made_unless_the_inputs_are_wrong(files: Files) -> None:
+    outputs = (files.folder / "a" / "b" / "scores.st", files.folder / "c" / "report.json")
+    options = ("-o", outputs[0], "--json", outputs[1])
+    files.score(*options, "--query-name", "wrong").fails_with(2, "no tensor is named wrong")
+    assert not outputs[0].parents[1].exists()
+    files.score(*options).is_clean()
+    assert all(path.is_file() for path in outputs)
+
+
+# --------------------------------------------------------------- what a terminal shows
+
+
+def table_rows(shown: str, first: str) -> list[list[str]]:
+    """Cells of the table whose first heading is `first`, of columns two spaces apart or more."""
+    lines = shown.splitlines()
+    pairs = enumerate(itertools.pairwise(lines))
+    start = next(i for i, (head, rule) in pairs if head.startswith(first) and rule[:1] == "─")
+    cells = (re.split(r"  +", line.strip()) for line in itertools.chain(lines[start:], [""]))
+    return [row for row in itertools.takewhile(lambda row: row != [""], cells) if len(row) > 1]
+
+
+def test_rows_that_keep_every_key_are_not_in_the_table(files: Files) -> None:
+    options = ("--baseline", files.keys, "--top-k", "64,90,249")
+    report = files.report(*options)
+    overall = report["accuracy"]["top_k"]
+    longer = report["accuracy"]["top_k_of_longer_rows"]
+    assert [each["recall"]["rows"] for each in overall] == [6, 6, 6]
+    assert [each["recall"]["rows"] for each in longer] == [6, 4, 0]
+    recalls = [
+        row["accuracy"]["top_k"][1]["recall"] for row in report["rows"] if row["length"] > 90
+    ]
+    assert sum(recalls) < 4
+    assert longer[1]["recall"]["mean"] == pytest.approx(sum(recalls) / 4)
+    assert longer[1]["chance"] == pytest.approx((90 / 100 + 90 / 249) / 2)
+    assert longer[2]["recall"]["mean"] is None
+
+    shown = files.score(*options).stdout
+    heads, *rows = table_rows(shown, "top-k")
+    assert [row[:2] for row in rows] == [["64", "6 of 6"], ["90", "4 of 6"], ["249", "0 of 6"]]
+    assert set(rows[2][2:]) == {"-"}
+    assert rows[1][heads.index("recall")] == f"{longer[1]['recall']['mean']:.4f}"
+    assert len(set(heads)) == len(heads), "two columns have one name"
+    assert "249: no row is longer, so every key is kept in any case." in shown
+
+
+def test_the_worst_percent_stands_where_it_differs_from_the_worst_row(files: Files) -> None:
+    options = ("--baseline", files.keys, "--top-k", 64)
+    assert "worst 1%" not in files.score(*options).stdout
+    files.save_queries(files.query_values.repeat(17, 1))
+    shown = files.score(*options).stdout
+    assert all("worst 1%" in table_rows(shown, first)[0] for first in ("top-k", "scores"))
+
+
+@pytest.mark.parametrize("columns", [40, 80, None])
+def test_no_number_is_cut(
+    files: Files, monkeypatch: pytest.MonkeyPatch, columns: int | None
+) -> None:
+    # Errors of a BF16 cache are tiny, lengths are long.
+    keys = files.key_values[:400].repeat(2500, 1)
+    save_file({"keys": keys}, files.keys)
+    write_cache(files.cache, keys, [1_000_000], "bf16")
+    files.save_queries(files.query_values[:1])
+    if columns is None:
+        monkeypatch.delenv("COLUMNS")
+    else:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    options = ("--rows-per-group", 1, "--graph-replay", 2)
+    shown = files.score("--baseline", files.keys, *options).stdout
+    assert "…" not in shown
+    tables = {first: table_rows(shown, first) for first in ("top-k", "scores", "time")}
+    for heads, *rows in tables.values():
+        for row in rows:
+            assert len(row) == len(heads)
+            numbers = " ".join(row[1:])
+            assert re.fullmatch(r"(>?\d[\d,.]*(e-\d\d)?|of|-| )+", numbers), numbers
+    assert re.fullmatch(r"\d\.\d\de-0\d", tables["scores"][1][1])
+    if columns != 40:
+        assert tables["scores"][1][-1] == "1,000,000"
+        assert tables["top-k"][0][-1] == "same set"
+    assert all(line == line.rstrip() for line in shown.splitlines())
+    tables_only = [line for line in shown.splitlines() if line.startswith("─") or "  " in line]
+    assert max(map(len, tables_only)) <= (columns or 100)
+
+
+def test_the_requests_that_are_assumed_are_said(files: Files) -> None:
+    assumed = "assumed: row 0-1 of request 0, 2-3 of 1, 4-5 of 2"
+    assert assumed in files.score().stdout
+    assert "assumed" not in files.score("--requests", "0,1,2").stdout
+    lengths = [20] * 6
+    write_cache(files.cache, files.key_values[:120], lengths)
+    shown = files.score("--rows-per-group", 1).stdout
+    assert "assumed: row 0 of request 0, 1 of 1, ..., 5 of 5" in shown
+    write_cache(files.cache, files.key_values[:120], [120])
+    assert "assumed" not in files.score().stdout
+
+
+def test_the_best_keys_are_shown_without_a_baseline(files: Files) -> None:
+    report = files.report("--top-k", 3)
+    output = files.folder / "scores.st"
+    shown = files.score("--top-k", 3).stdout
+    assert "each row's top 3 keys go to a file with -o FILE" in shown
+    assert "-o FILE" not in files.score("--top-k", 3, "-o", output).stdout
+    for row, choices in enumerate(load_file(output)["top_k_indices"].tolist()):
+        assert report["rows"][row]["best_keys"] == choices
+        assert report["rows"][row]["best_key"] == choices[0]
+        assert " ".join(map(str, choices)) in table_rows(shown, "row")[row + 1]
+
+
+@pytest.mark.parametrize("options", [("--json",), ("--json", "--top-k", "8"), ("--json", "-")])
+def test_json_without_a_file_is_stdout(files: Files, options: tuple[str, ...]) -> None:
+    outcome = files.score(*options)
+    outcome.is_clean()
+    assert outcome.document["command"] == "score"
 
 
 # --------------------------------------------------------------- documentation

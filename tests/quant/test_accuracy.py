@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdsa_quant.accuracy import RowValue, nearest_rank, summarize_accuracy
+from sdsa_quant.accuracy import RowValue, nearest_rank, summarize_accuracy, summarize_longer_rows
 from sdsa_quant.metrics import RowAccuracy, TopKAccuracy, row_accuracy
 
 
@@ -62,6 +62,20 @@ def test_ties_and_short_rows_are_counted() -> None:
     assert (summary.rows_with_ties, summary.most_ties_left_out) == (1, 236)
     assert summary.rows_longer_than_k == 1
     assert summary.chance == pytest.approx((64 / 300 + 1) / 2)
+
+
+def test_rows_that_keep_every_key_can_be_left_out() -> None:
+    missed = torch.arange(300.0)
+    rows = [
+        row_accuracy(0, 0, -missed, missed, top_k=(64, 300), softmax_scale=1.0),
+        row_accuracy(1, 0, torch.ones(64), torch.ones(64), top_k=(64, 300), softmax_scale=1.0),
+        row_accuracy(2, 0, missed[:0], missed[:0], top_k=(64, 300), softmax_scale=1.0),
+    ]
+    longer, none = summarize_longer_rows(rows, (64, 300))
+    assert summarize_accuracy(rows, (64, 300)).top_k[0].recall.mean == 0.5
+    assert (longer.k, longer.recall.rows, longer.recall.mean) == (64, 1, 0.0)
+    assert longer.chance == pytest.approx(64 / 300)
+    assert (none.k, none.recall.rows, none.recall.mean, none.chance) == (300, 0, None, None)
 
 
 def test_no_rows_leave_everything_undefined() -> None:
