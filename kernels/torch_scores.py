@@ -13,8 +13,8 @@ in a bounded workspace:
     scores ◄── index_put, whole pages by page and last pages by entry ──────────────┘
 
 One small matrix product per page, always of the same shape, makes a score independent of how the
-pages were split into chunks. Codes times scales are exact in float32, so that the only rounding is
-that of the float32 sums.
+pages were split into chunks and of the number of threads. Codes times scales are exact in float32,
+so that the only rounding is that of the float32 sums.
 """
 
 from __future__ import annotations
@@ -143,8 +143,27 @@ class _ScoreWriter:
         self._scores[rows[partial][page], entry[:, None]] = values[partial][page, :, column]
 
 
+def _page_products(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """``query @ keys^T`` of each page: ``[n, R, 128]`` and ``[n, 64, 128]`` to ``[n, R, 64]``."""
+    if keys.shape[0] == 1:
+        # The library sums a batch of one in another order, and splits it over threads; from two
+        # on, a page's result depends on neither the batch nor the threads.
+        return torch.bmm(query.repeat(2, 1, 1), keys.repeat(2, 1, 1).transpose(1, 2))[:1]
+    return torch.bmm(query, keys.transpose(1, 2))
+
+
 def launch(problem: ScoreProblem) -> None:
-    """Write the scores of `problem`; see `sdsa_kernels.indexer_scores`."""
+    """Write the scores of `problem`; see `sdsa_kernels.indexer_scores`.
+
+    With ``torch.set_float32_matmul_precision("medium")`` the sums may be taken in another order;
+    their terms are the same, since keys and query rows are exact in BF16.
+    """
+    # No autograd: the workspace is overwritten, and a graph would hold every chunk of it.
+    with torch.inference_mode(), torch.autocast(problem.device.type, enabled=False):
+        _launch(problem)
+
+
+def _launch(problem: ScoreProblem) -> None:
     page_list = _list_pages(problem)
     total = page_list.pages.shape[0]
     if total == 0:
@@ -161,4 +180,4 @@ def launch(problem: ScoreProblem) -> None:
             page_list.counts[start : start + step],
         )
         keys = decoder.decode(part.pages)
-        writer.write(part, torch.bmm(query[part.groups], keys.transpose(1, 2)))
+        writer.write(part, _page_products(query[part.groups], keys))

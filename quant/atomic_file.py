@@ -9,8 +9,11 @@ because nobody holds its lock.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import os
+import re
 import secrets
 import stat
 from pathlib import Path
@@ -19,6 +22,7 @@ from types import TracebackType
 from .errors import InputError
 
 _SUFFIX = ".partial"
+_LONGEST_STEM_BYTES = 200  # file names may have 255, and the rest of a hidden one takes 18
 
 
 class AtomicFile:
@@ -42,14 +46,28 @@ class AtomicFile:
         self.path = Path(os.path.realpath(path))
         self._name = str(path)
         self._force = force
+        self._mode: int | None = None  # of the file to be replaced, which its successor keeps
         self._check_target()
         _remove_abandoned(self.path)
-        self._partial = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}{_SUFFIX}")
-        try:
-            self.fd = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        except OSError as error:
-            raise InputError(f"{self._name}: cannot be written: {error.strerror}") from error
-        fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._partial, self.fd = self._open_partial()
+
+    def _open_partial(self) -> tuple[Path, int]:
+        """Create a hidden file and lock it; another run's clean-up may come between the two."""
+        while True:
+            partial = self.path.with_name(
+                f".{_hidden_stem(self.path.name)}.{secrets.token_hex(4)}{_SUFFIX}"
+            )
+            try:
+                fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            except OSError as error:
+                raise InputError(f"{self._name}: cannot be written: {error.strerror}") from error
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_nlink:
+                    return partial, fd
+            except BlockingIOError:
+                pass  # a clean-up holds it and is about to remove it
+            os.close(fd)
 
     def _check_target(self) -> None:
         try:
@@ -62,6 +80,7 @@ class AtomicFile:
             raise InputError(f"{self._name}: must be a regular file to be replaced, it is not")
         if not self._force:
             raise InputError(f"{self._name}: exists already; give --force to replace it")
+        self._mode = stat.S_IMODE(mode)
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Write all of `data` at `offset` bytes.
@@ -98,28 +117,46 @@ class AtomicFile:
             if kind is None:
                 self._publish()
         finally:
-            # After a publication the hidden name is gone already, unless it was linked.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._partial)
-            os.close(self.fd)
+            self.discard()
+
+    def discard(self) -> None:
+        """Close the file and remove its hidden name, which a publication has done with."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._partial)
+        os.close(self.fd)
 
     def _publish(self) -> None:
         try:
+            if self._mode is not None:
+                os.fchmod(self.fd, self._mode)
             os.fsync(self.fd)
             if self._force:
                 os.replace(self._partial, self.path)
             else:
-                # A link, unlike a rename, fails where the name has been taken meanwhile.
-                os.link(self._partial, self.path)
+                self._link()
         except FileExistsError:
             raise InputError(f"{self._name}: exists already; give --force to replace it") from None
         except OSError as error:
             raise InputError(f"{self._name}: cannot be written: {error.strerror}") from error
-        folder = os.open(self.path.parent, os.O_RDONLY)
+        # The file is whole and in place. Not every file system can flush a folder.
+        with contextlib.suppress(OSError):
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def _link(self) -> None:
+        """Give the file its name, unless that has been taken meanwhile."""
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            os.link(self._partial, self.path)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            # No hard links here. A rename would replace what has appeared, so look first.
+            if self.path.exists():
+                raise FileExistsError from error
+            os.replace(self._partial, self.path)
 
 
 def write_text(path: str | Path, text: str, *, force: bool = False) -> None:
@@ -128,11 +165,24 @@ def write_text(path: str | Path, text: str, *, force: bool = False) -> None:
         file.write_at(0, text.encode())
 
 
+def _hidden_stem(name: str) -> str:
+    """What a hidden file's name begins with: the output's name, or a hash of a very long one."""
+    if len(os.fsencode(name)) <= _LONGEST_STEM_BYTES:
+        return name
+    return hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
+
+
 def _remove_abandoned(path: Path) -> None:
     """Remove what killed runs left for this output: hidden files that nobody holds a lock on."""
-    for partial in path.parent.glob(f".{_escape(path.name)}.*{_SUFFIX}"):
+    ours = re.compile(rf"\.{re.escape(_hidden_stem(path.name))}\.[0-9a-f]{{8}}{re.escape(_SUFFIX)}")
+    try:
+        names = os.listdir(path.parent)
+    except OSError:
+        return  # the attempt to create a file there will say what is wrong
+    for name in filter(ours.fullmatch, names):
+        partial = path.with_name(name)
         try:
-            fd = os.open(partial, os.O_RDWR)
+            fd = os.open(partial, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
             continue  # gone meanwhile, or another user's: not ours to remove
         try:
@@ -142,8 +192,3 @@ def _remove_abandoned(path: Path) -> None:
             continue  # a live run is writing it
         finally:
             os.close(fd)
-
-
-def _escape(name: str) -> str:
-    """`name` with the characters that `Path.glob` treats specially made literal."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

@@ -18,7 +18,6 @@ from types import TracebackType
 import safetensors
 import torch
 
-from .atomic_file import AtomicFile
 from .cache_header import INTERLEAVED, CacheHeader
 from .errors import CacheFormatError, CheckFailedError, InputError
 from .layout import (
@@ -31,7 +30,7 @@ from .layout import (
     SCALES_PER_KEY,
 )
 from .paging import BF16, NVFP4, PagedKeys, page_views, record_bytes
-from .safetensors_writer import HeaderEntry, header_bytes, write_tensor
+from .safetensors_writer import HeaderEntry, begin_file, write_tensor
 from .scale_order import (
     LINEAR,
     TILE_ROWS,
@@ -131,16 +130,16 @@ class CacheWriter:
         table = sequential_block_table(context_lengths)
         self.pages = int(table.max()) + 1 if table.numel() else 0
         tensors = _stored_tensors(header, self.pages, *table.shape)
-        start, self._offsets = header_bytes(tensors, header.metadata())
-        self.file_bytes = len(start) + sum(tensor.bytes for tensor in tensors.values())
-        self._written = 0
-        self._file = AtomicFile(path, force=force)
-        self._file.write_at(0, start)
-        self._write_tensor(self._offsets["block_table"], table)
-        lengths = torch.tensor(context_lengths, dtype=torch.int32)
-        self._write_tensor(self._offsets["context_lengths"], lengths)
+        known = {
+            "block_table": table,
+            "context_lengths": torch.tensor(context_lengths, dtype=torch.int32),
+        }
         if key_mean is not None:
-            self._write_tensor(self._offsets["key_mean"], key_mean.float().cpu())
+            known["key_mean"] = key_mean.float().cpu()
+        self._written = 0
+        self._file, self._offsets, self.file_bytes = begin_file(
+            path, tensors, header.metadata(), known, force=force
+        )
 
     def write_pages(
         self, first_page: int, key_cache: torch.Tensor, key_scales: torch.Tensor | None
@@ -331,8 +330,12 @@ def open_safetensors(path: str | Path) -> safetensors.safe_open:
     ValueError
         The file cannot be read or is no whole safetensors file; the message names it.
     """
-    if Path(path).is_dir():
+    path = Path(path)
+    if path.is_dir():
         raise InputError(f"{path}: must be a safetensors file, it is a folder")
+    if path.exists() and not path.is_file():
+        # Opening a pipe would wait for a writer, and no signal could end that.
+        raise InputError(f"{path}: must be a regular file, it is not")
     try:
         return safetensors.safe_open(str(path), framework="pt")
     except safetensors.SafetensorError as error:
@@ -381,6 +384,7 @@ def validate_cache(cache: CacheFile) -> None:
             f"{cache.path}: block_table must have {int(blocks[request])} columns for the "
             f"{int(lengths[request])} keys of request {request}, got {table.shape[1]}"
         )
+    table = table[:, : max(blocks.tolist(), default=0)]  # a file may claim any number of columns
     used = torch.arange(table.shape[1]) < blocks[:, None]
     for request, block in (used & ((table < 0) | (table >= cache.pages))).nonzero().tolist():
         raise CheckFailedError(

@@ -78,7 +78,8 @@ def encode_in_place(values: torch.Tensor, workspace: torch.Tensor) -> torch.Tens
 
 def decode(codes: torch.Tensor) -> torch.Tensor:
     """Value of each code (0 to 15; higher bits must be 0), float32 of the same shape."""
-    table = torch.tensor([*MAGNITUDES, *(-m for m in MAGNITUDES)], device=codes.device)
+    values = [*MAGNITUDES, *(-magnitude for magnitude in MAGNITUDES)]
+    table = torch.tensor(values, dtype=torch.float32, device=codes.device)
     return table[codes.long()]
 
 

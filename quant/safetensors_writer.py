@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -48,6 +49,31 @@ def header_bytes(
         offsets[name] = start
         start += tensor.bytes
     return len(text).to_bytes(8, "little") + text, offsets
+
+
+def begin_file(
+    path: str | Path,
+    tensors: dict[str, HeaderEntry],
+    metadata: dict[str, str],
+    known: dict[str, torch.Tensor],
+    *,
+    force: bool,
+) -> tuple[AtomicFile, dict[str, int], int]:
+    """Start a file: its header and the tensors that are `known` already are written.
+
+    Returns the open file, where each tensor starts in it, and the bytes that it will have in the
+    end. Errors are as those of `AtomicFile`; nothing is left behind then.
+    """
+    start, offsets = header_bytes(tensors, metadata)
+    file = AtomicFile(path, force=force)
+    try:
+        file.write_at(0, start)
+        for name, tensor in known.items():
+            write_tensor(file, offsets[name], tensor)
+    except BaseException:
+        file.discard()
+        raise
+    return file, offsets, len(start) + sum(tensor.bytes for tensor in tensors.values())
 
 
 def write_tensor(file: AtomicFile, offset: int, tensor: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from .errors import InputError
+from .errors import DtypeError, InputError
 
 LINEAR = "linear"
 TILED = "128x4"
@@ -41,9 +41,13 @@ def linear_to_128x4(scales: torch.Tensor) -> torch.Tensor:
 
     Raises
     ------
+    TypeError
+        `scales` has another dtype.
     ValueError
         `scales` is not two-dimensional.
     """
+    if scales.dtype not in (torch.uint8, torch.float8_e4m3fn):
+        raise DtypeError(f"scales must be uint8 or float8_e4m3fn, got {scales.dtype}")
     if scales.dim() != 2:
         raise InputError(f"scales must be [rows, columns], got {list(scales.shape)}")
     rows, columns = scales.shape

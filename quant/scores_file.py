@@ -15,10 +15,10 @@ from types import TracebackType
 
 import torch
 
-from .atomic_file import AtomicFile
 from .cache_file import open_safetensors
 from .errors import InputError
-from .safetensors_writer import HeaderEntry, header_bytes, write_tensor
+from .layout import MAX_ROWS
+from .safetensors_writer import HeaderEntry, begin_file, write_tensor
 
 FORMAT = "sdsa-scores"
 VERSION = "1"
@@ -90,13 +90,11 @@ class ScoresWriter:
         self.shape = ScoresShape(rows, context_lengths.shape[0], max_context, top_k)
         tensors = self.shape.tensors()
         metadata = {"format": FORMAT, "version": VERSION, **source}
-        start, self._offsets = header_bytes(tensors, metadata)
-        self.file_bytes = len(start) + sum(tensor.bytes for tensor in tensors.values())
+        known = {"context_lengths": context_lengths.cpu(), "requests": requests.cpu()}
         self._written = 0
-        self._file = AtomicFile(path, force=force)
-        self._file.write_at(0, start)
-        write_tensor(self._file, self._offsets["context_lengths"], context_lengths.cpu())
-        write_tensor(self._file, self._offsets["requests"], requests.cpu())
+        self._file, self._offsets, self.file_bytes = begin_file(
+            path, tensors, metadata, known, force=force
+        )
 
     def write_rows(self, first_row: int, scores: torch.Tensor, top_k_indices: torch.Tensor) -> None:
         """Write consecutive rows; every row of the file exactly once.
@@ -205,6 +203,12 @@ def open_scores(path: str | Path) -> ScoresFile:
                     f"got {dtype} {list(shapes[name])}"
                 )
         tensors = {name: file.get_tensor(name) for name in _TENSORS}
+    for length in tensors["context_lengths"].tolist():
+        if not 0 <= length <= shape.max_context:
+            raise InputError(
+                f"{path}: context_lengths must be 0 to {shape.max_context}, the columns of scores, "
+                f"got {length}"
+            )
     return ScoresFile(path, shape, metadata, path.stat().st_size, **tensors)
 
 
@@ -217,9 +221,10 @@ def _sizes(path: Path, shapes: dict[str, tuple[int, ...]]) -> ScoresShape:
             )
     rows, max_context = shapes["scores"]
     (groups,) = shapes["context_lengths"]
-    if rows and (not groups or rows % groups):
+    most = groups * MAX_ROWS
+    if rows > most or (groups and (rows % groups or rows < groups)):
         raise InputError(
-            f"{path}: tensor scores must have the same number of rows for each of the {groups} "
-            f"groups of context_lengths, got {rows} rows"
+            f"{path}: tensor scores must have 1 to {MAX_ROWS} rows for each of the {groups} groups "
+            f"of context_lengths, the same number for every group, got {rows} rows"
         )
     return ScoresShape(rows, groups, max_context, shapes["top_k_indices"][1])

@@ -265,3 +265,41 @@ def test_reference_on_a_case_done_by_hand() -> None:
     scores = reference_scores(query, key_cache, table, lengths, requests, 4, None, scales)
     assert scores[0, :3].tolist() == [3.0, 9.0, 0.0]
     assert scores[0, 3].isnan()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows_per_group", range(1, 9))
+def test_scores_depend_on_neither_neighbours_nor_threads(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, kind: str, rows_per_group: int
+) -> None:
+    problem = make_problem(
+        [64, 64, 64], generator=generator, kind=kind, rows_per_group=rows_per_group
+    )
+    together = problem.run().clone()
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            for pages in (1, 2):
+                monkeypatch.setattr(torch_scores, "_pages_per_chunk", lambda device, n=pages: n)
+                problem.scores.fill_(UNTOUCHED)
+                assert torch.equal(problem.run(), together)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_and_autograd_stay_outside(generator: torch.Generator, kind: str) -> None:
+    problem = make_problem([130], generator=generator, kind=kind, rows_per_group=2)
+    expected = problem.run().clone()
+    problem.scores.fill_(UNTOUCHED)
+    if problem.query.is_floating_point():
+        problem.query.requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = problem.run()
+    assert torch.equal(scores, expected)
+    assert scores.grad_fn is None
+    assert not scores.requires_grad
+    with torch.inference_mode():
+        inference = torch.full_like(scores, UNTOUCHED)
+    assert torch.equal(problem.replace(scores=inference).run(), expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -130,3 +131,82 @@ def test_a_killed_run_is_cleaned_up_by_the_next(tmp_path: Path) -> None:
         write_text(path, "third", force=True)
     assert path.read_text() == "third"
     assert names(tmp_path) == ["out[1].txt"]
+
+
+def test_only_our_own_hidden_files_are_removed(tmp_path: Path) -> None:
+    for name in (".out.notes.partial", ".out.b.0123abcd.partial", ".out.0123abcd.partial.old"):
+        (tmp_path / name).write_text("not ours")
+    (tmp_path / ".out.0123abcd.partial").write_text("abandoned")
+    write_text(tmp_path / "out", "text")
+    assert names(tmp_path) == [
+        ".out.0123abcd.partial.old",
+        ".out.b.0123abcd.partial",
+        ".out.notes.partial",
+        "out",
+    ]
+
+
+def test_a_clean_up_between_creation_and_lock_is_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, removed = fcntl.flock, []
+
+    def clean_up_first(fd: int, operation: int) -> None:
+        if not removed:
+            removed.extend(names(tmp_path))
+            (tmp_path / removed[0]).unlink()
+        lock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", clean_up_first)
+    write_text(tmp_path / "out", "text")
+    assert names(tmp_path) == ["out"]
+    assert removed[0].endswith(".partial")
+
+
+def test_many_runs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    code = (
+        "import sys; from sdsa_quant.atomic_file import write_text\n"
+        "for _ in range(100): write_text(sys.argv[1], 'text', force=True)"
+    )
+    path = tmp_path / "out"
+    runs = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(3)]
+    assert [run.wait() for run in runs] == [0, 0, 0]
+    assert path.read_text() == "text"
+    assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("length", [200, 201, 255])
+def test_names_as_long_as_names_may_be(tmp_path: Path, length: int) -> None:
+    path = tmp_path / ("n" * length)
+    write_text(path, "first")
+    write_text(path, "second", force=True)
+    assert names(tmp_path) == [path.name]
+
+
+def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text("old")
+    path.chmod(0o600)
+    write_text(path, "new", force=True)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_file_systems_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    path = tmp_path / "out"
+
+    def refuse(*arguments: object) -> None:
+        if taken:
+            path.write_text("theirs")
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    if taken:
+        with pytest.raises(InputError, match="exists already"):
+            write_text(path, "mine")
+    else:
+        write_text(path, "mine")
+    assert path.read_text() == ("theirs" if taken else "mine")
+    assert names(tmp_path) == ["out"]

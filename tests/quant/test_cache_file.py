@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -342,3 +344,30 @@ def test_unused_table_entries_may_hold_anything(tmp_path: Path, generator: torch
 def test_sequential_block_table() -> None:
     assert sequential_block_table([0, 65, 64]).tolist() == [[-1, -1], [0, 1], [2, -1]]
     assert sequential_block_table([]).shape == (0, 0)
+
+
+def test_a_full_disk_at_the_start_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(InputError, match="No space left"):
+        CacheWriter(tmp_path / "c.safetensors", HEADERS[0], LENGTHS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pipes_are_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe: must be a regular file"):
+        open_cache(tmp_path / "pipe")
+
+
+def test_a_table_of_absurd_width_is_not_walked(tmp_path: Path, generator: torch.Generator) -> None:
+    path = tmp_path / "cache.safetensors"
+    with CacheWriter(path, HEADERS[0], []):
+        pass
+    wide = {"dtype": "I32", "shape": [0, 2**45], "data_offsets": [0, 0]}
+    edit_header(path, None, block_table=wide)
+    validate_cache(open_cache(path))
