@@ -24,7 +24,18 @@ def can_find(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def device_index(device: torch.device) -> int:
+    """Index of a CUDA device; a device without one is the current device."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
 @functools.cache
-def capability(device_index: int) -> tuple[int, int]:
+def capability(index: int) -> tuple[int, int]:
     """Compute capability of a CUDA device, such as (9, 0) for SM90."""
-    return torch.cuda.get_device_capability(device_index)
+    return torch.cuda.get_device_capability(index)
+
+
+@functools.cache
+def multiprocessors(index: int) -> int:
+    """Streaming multiprocessors of a CUDA device."""
+    return torch.cuda.get_device_properties(index).multi_processor_count

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sdsa_quant.errors import UnsupportedError
 from sdsa_quant.layout import PAGE
 
-from .availability import capability, package_version
+from .availability import capability, device_index, multiprocessors, package_version
+from .capture import refuse_capture_before_warmup
 from .checks import ScoreProblem
 from .cute_variants import ARCHITECTURES, variant_of
 from .plans import Plan
@@ -44,7 +44,7 @@ def reason_unsupported(problem: ScoreProblem) -> str | None:
     """None where this backend can serve `problem`, else why not."""
     if problem.device.type != "cuda":
         return f"tensors must be on a CUDA device, not on {problem.device}"
-    found = capability(_device_index(problem))
+    found = capability(device_index(problem.device))
     if found not in ARCHITECTURES:
         names = ", ".join(f"SM{major}{minor}" for major, minor in ARCHITECTURES)
         return f"it has kernels for {names}, this is an SM{found[0]}{found[1]}"
@@ -53,18 +53,9 @@ def reason_unsupported(problem: ScoreProblem) -> str | None:
     return _reason_against_dsl(package_version(DISTRIBUTION))
 
 
-def _device_index(problem: ScoreProblem) -> int:
-    index = problem.device.index
-    return torch.cuda.current_device() if index is None else index
-
-
 def _load_kernel(device: int, variant: str) -> LoadedKernel:
     """Compile, or take from the disk cache, and load one variant on a device."""
-    if torch.cuda.is_current_stream_capturing():
-        raise UnsupportedError(
-            "backend cute compiles a kernel on its first call, which a graph capture forbids: "
-            "call indexer_scores once with these dtypes and rows per group before the capture"
-        )
+    refuse_capture_before_warmup(device, "indexer_scores")
     with _compile_lock:
         if (device, variant) not in _kernels:
             from .cute_compile_cache import compiled_kernel
@@ -76,7 +67,7 @@ def _load_kernel(device: int, variant: str) -> LoadedKernel:
                 compiled.symbol,
                 compiled.config,
                 device,
-                torch.cuda.get_device_properties(device).multi_processor_count,
+                multiprocessors(device),
             )
     return _kernels[device, variant]
 
@@ -128,7 +119,7 @@ def make_plan(problem: ScoreProblem) -> Plan | None:
 
 def _plan(problem: ScoreProblem) -> Plan:
     """The launch of `problem`, its kernel compiled and loaded, but for the addresses."""
-    device = _device_index(problem)
+    device = device_index(problem.device)
     variant = variant_of(problem, ARCHITECTURES[capability(device)])
     kernel = _kernels.get((device, variant))
     if kernel is None:

@@ -87,8 +87,8 @@ def measure_problems(
     device = problems[0].device
     if device.type != "cuda":
         return measure_on_the_cpu(calls[0], traffic, repeats)
+    from .availability import device_index
     from .roofs import read_roof_bytes_per_second, time_page_gather
-    from .triton_launch import device_index
 
     with torch.cuda.device(device):
         compile_seconds = first_call_seconds(calls[0])

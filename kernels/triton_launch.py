@@ -1,13 +1,9 @@
-"""What every Triton launch needs to know of the process: interpreter, Gluon, device and capture."""
+"""What every Triton launch needs to know of the process: the interpreter, Gluon, options."""
 
 from __future__ import annotations
 
 import functools
 import os
-
-import torch
-
-from sdsa_quant.errors import UnsupportedError
 
 from .availability import package_version
 
@@ -30,31 +26,3 @@ def has_gluon() -> bool:
     if version is None:
         return False
     return tuple(int(part) for part in version.split(".")[:2]) >= _GLUON_SINCE
-
-
-def device_index(device: torch.device) -> int:
-    """Index of a CUDA device; a device without one is the current device."""
-    return torch.cuda.current_device() if device.index is None else device.index
-
-
-@functools.cache
-def multiprocessors(index: int) -> int:
-    """Streaming multiprocessors of a CUDA device."""
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
-def refuse_capture_before_warmup(index: int, function: str) -> None:
-    """Raise where the current stream is being captured: compiling would invalidate the capture.
-
-    Raises
-    ------
-    RuntimeError
-        The current stream of the device is being captured.
-    """
-    with torch.cuda.device(index):
-        capturing = torch.cuda.is_current_stream_capturing()
-    if capturing:
-        raise UnsupportedError(
-            f"a first call compiles a kernel, which a stream capture forbids: "
-            f"run {function} once before capture"
-        )

@@ -19,17 +19,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .availability import can_find, capability
+from .availability import can_find, capability, device_index, multiprocessors
+from .capture import refuse_capture_before_warmup
 from .checks import BF16, NVFP4, ScoreProblem
 from .plans import Plan
-from .triton_launch import (
-    COMPILE_OPTIONS,
-    device_index,
-    has_gluon,
-    interpreting,
-    multiprocessors,
-    refuse_capture_before_warmup,
-)
+from .triton_launch import COMPILE_OPTIONS, has_gluon, interpreting
 
 _LEAST_CAPABILITY = (8, 0)
 

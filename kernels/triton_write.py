@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import torch
 
+from .availability import device_index
+from .capture import refuse_capture_before_warmup
 from .quantize_write import Rows
-from .triton_launch import COMPILE_OPTIONS, device_index, refuse_capture_before_warmup
+from .triton_launch import COMPILE_OPTIONS
 from .triton_quantize import quantize_write_kernel
 
 # H200, 2026-11, 1M BF16 keys: 129 us; 4 warps or 1 take 152 and 132, 8 or 32 rows 139 and 168.

@@ -40,7 +40,7 @@ def describe_backends(environment: dict[str, Any]) -> list[dict[str, Any]]:
 def _ask(device: str, values: str) -> dict[str, Any]:
     import torch
 
-    from sdsa_kernels.backends import BACKENDS
+    from sdsa_kernels.backends import BACKENDS, auto_order
     from sdsa_kernels.synthetic import FORMATS, Shape, synthetic_problems
 
     query_format, key_format = FORMATS[values]
@@ -55,10 +55,12 @@ def _ask(device: str, values: str) -> dict[str, Any]:
         shape = Shape((1,), 1, 1)
         problem = synthetic_problems(shape, values, torch.device(device), rotations=1, seed=0)[0]
         reasons = {backend.name: backend.reason_unsupported(problem) for backend in BACKENDS}
+        order = auto_order(problem)
     except Exception as error:  # a broken install or driver is what a report has to show
         answer["reasons"] = {"all": f"{type(error).__name__}: {error}"}
         return answer
-    answer["auto"] = next((name for name, reason in reasons.items() if reason is None), None)
+    names = [backend.name for backend in order]
+    answer["auto"] = next((name for name in names if reasons[name] is None), None)
     answer["reasons"] = reasons
     return answer
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from problems import KINDS, make_problem
-from sdsa_kernels import cute_scores
+from sdsa_kernels import backends, cute_scores
 from sdsa_kernels.checks import ScoreProblem, check_scores_call
 from sdsa_kernels.cute_variants import ARCHITECTURES, variant_of, variants_of
 from sdsa_quant.errors import UnsupportedError
@@ -111,3 +111,27 @@ def test_more_units_than_the_kernel_counts_are_refused(generator: torch.Generato
     problem = replace(_checked("bf16", 1, generator), groups=70_000, max_context=1_048_576)
     reason = cute_scores.reason_unsupported(_OnCuda(problem, 1))
     assert "70000 groups of up to 1048576 keys" in reason
+
+
+@pytest.mark.parametrize(
+    ("index", "kind", "order"),
+    [
+        (1, "bf16", ["triton", "cute", "torch"]),
+        (1, "nvfp4", ["cute", "triton", "torch"]),
+        (1, "mixed", ["cute", "triton", "torch"]),
+        (2, "bf16", ["cute", "triton", "torch"]),
+        (3, "nvfp4", ["cute", "triton", "torch"]),
+    ],
+)
+def test_auto_tries_the_measured_winner_first(
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    index: int,
+    kind: str,
+    order: list[str],
+) -> None:
+    # By the problem's own device: 1 is an H100 here, whatever device is current.
+    capabilities = [(8, 0), (9, 0), (10, 0), (10, 3)]
+    monkeypatch.setattr(backends, "capability", lambda device: capabilities[device])
+    problem = _OnCuda(_checked(kind, 1, generator), index)
+    assert [backend.name for backend in backends.auto_order(problem)] == order  # type: ignore[arg-type]
