@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from sdsa_quant.errors import InputError, UnsupportedError
 
 from .availability import capability, device_index
@@ -105,6 +107,10 @@ def auto_order(problem: ScoreProblem) -> tuple[Backend, ...]:
     ):
         return triton, cute, torch_backend
     return BACKENDS
+
+
+def _is_sm90(device: torch.device) -> bool:
+    return device.type == "cuda" and capability(device_index(device)) == (9, 0)
 
 
 def choose_backend(problem: ScoreProblem, name: str | None = None) -> Backend:
