@@ -60,9 +60,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 )
 def test_json_that_cannot_be_used_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "x.json").write_bytes(content)
-    with pytest.raises(
-        InputError, match=rf"x\.json: {message}|x\.json: is no JSON of use: {message}"
-    ):
+    with pytest.raises(InputError, match=rf"x\.json: {message}"):
         read_json(tmp_path / "x.json")
 
 
