@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sdsa_quant.errors import InputError
+from sdsa_quant.input_text import INT32_MAX
 
 from .bench_shapes import BenchShape, parse_shape, read_lengths_file
 from .environment import describe_environment
@@ -114,7 +115,10 @@ def bench(
         ),
     ] = True,
     device: DeviceOption = "auto",
-    seed: Annotated[int, typer.Option("--seed", help="Of the random keys and queries.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", min=0, max=INT32_MAX, help="Of the random keys and queries."),
+    ] = 0,
     json: JsonFile = None,
     force: ForceFlag = False,
 ) -> None:

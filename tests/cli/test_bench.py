@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,8 @@ def test_table_and_file(sdsa: Run, tmp_path: Path) -> None:
         (("--values", "bf16,fp8"), ("--values must be of bf16, nvfp4, mixed", "fp8")),
         (("--backend", "cuda"), ("--backend must be of auto, cute, triton, torch", "cuda")),
         (("--repeats", "0"), ("--repeats must be at least 1, got 0",)),
+        (("--repeats", "1" + "0" * 21), ("--repeats must be at most 2147483647",)),
+        (("--seed", "1" + "0" * 21), ("--seed", "2147483647")),
         (("--calls-per-replay", "0"), ("--calls-per-replay must be at least 1, got 0",)),
         (("--lengths-file", "missing.txt"), ("missing.txt",)),
     ],
@@ -116,7 +119,7 @@ def test_a_lengths_file_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None
     ids=["zero", "negative", "10^21", "5000-digits", "superscript"],
 )
 def test_a_shape_of_other_than_int32_sizes_is_refused(number: str) -> None:
-    with pytest.raises(InputError, match="--shape must be .* from 1 to 2147483647, got '1,1,"):
+    with pytest.raises(InputError, match=r"--shape must be .* from 1 to 2147483647, got '1,1,"):
         parse_shape(f"1,1,{number}")
 
 
