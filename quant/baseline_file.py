@@ -100,7 +100,8 @@ def _cache_baseline(path: Path, cache: CacheFile) -> Baseline:
 def _divide(source: TensorSource, name: str, cache: CacheFile) -> CapturedKeys:
     tensor = source[name]
     lengths = tuple(cache.context_lengths.tolist())
-    if len(tensor.shape) == 2:
+    one_head = tensor.shape[1:-1] == (1,) and sum(lengths) == tensor.shape[0]
+    if len(tensor.shape) == 2 or one_head:
         if sum(lengths) != tensor.shape[0]:
             raise InputError(
                 f"{tensor.path}: tensor {name} must have the {sum(lengths)} keys of {cache.path}, "

@@ -18,6 +18,7 @@ import torch
 
 from .cache_header import FORMAT as CACHE_FORMAT
 from .errors import DtypeError, InputError
+from .input_text import numbers_in
 from .layout import DIM
 from .tensor_source import StoredTensor, TensorSource, common_ends
 
@@ -270,10 +271,10 @@ def lengths_for(
     if lengths is None or lengths in source or not _WILDCARDS.search(lengths):
         return lengths
     matches = _matching(source, lengths)
-    wanted, numbers = _wildcard_texts(keys_pattern or "", tensor.name), _numbers(tensor.name)
+    wanted, numbers = _wildcard_texts(keys_pattern or "", tensor.name), numbers_in(tensor.name)
     found = [match.name for match in matches if _wildcard_texts(lengths, match.name) == wanted]
     if not found and numbers:
-        found = [match.name for match in matches if _numbers(match.name) == numbers]
+        found = [match.name for match in matches if numbers_in(match.name) == numbers]
     if len(found) != 1:
         raise InputError(
             f"{source.path}: --lengths {lengths} must match one tensor that goes with "
@@ -291,10 +292,6 @@ def _wildcard_texts(pattern: str, name: str) -> tuple[str, ...]:
         expression, end = f"{expression}{literal}({one})", wildcard.end()
     found = re.fullmatch(expression + re.escape(pattern[end:]), name, re.DOTALL)
     return found.groups() if found else ()
-
-
-def _numbers(name: str) -> tuple[int, ...]:
-    return tuple(int(digits) for digits in re.findall(r"\d+", name))
 
 
 def lengths_candidates(source: TensorSource) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from .errors import DtypeError, InputError
+from .input_text import whole_number
 from .layout import DIM, MAX_ROWS
 from .tensor_source import StoredTensor, TensorSource, open_tensors
 
@@ -89,11 +90,12 @@ def stated_rows_per_group(source: TensorSource, tensor: StoredTensor) -> int | N
     text = source.metadata.get(_ROWS_PER_GROUP)
     if text is None:
         return None
-    if not (text.isdecimal() and 1 <= int(text) <= MAX_ROWS):
+    rows = whole_number(text)
+    if rows is None or not 1 <= rows <= MAX_ROWS:
         raise InputError(
             f"{tensor.path}: header field {_ROWS_PER_GROUP} must be 1 to {MAX_ROWS}, got {text!r}"
         )
-    return int(text)
+    return rows
 
 
 def spread_groups(groups: int, requests: int) -> list[int]:

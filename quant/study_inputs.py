@@ -8,7 +8,6 @@ its own position: the rows of a request are its last positions, unless positions
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 import torch
 
 from .errors import InputError
+from .input_text import numbers_in
 from .key_selection import (
     KEY_DTYPES,
     KEYS_NAME,
@@ -175,10 +175,6 @@ def _select_queries(source: TensorSource, pattern: str | None) -> list[StoredTen
     return chosen
 
 
-def _numbers(name: str) -> tuple[int, ...]:
-    return tuple(int(digits) for digits in re.findall(r"\d+", name))
-
-
 def _match(
     key_source: TensorSource,
     keys: list[StoredTensor],
@@ -189,28 +185,28 @@ def _match(
         return [(keys[0], queries[0])]
     by_numbers = _by_numbers(query_source, queries)
     _by_numbers(key_source, keys)
-    wanted = {_numbers(tensor.name) for tensor in keys}
+    wanted = {numbers_in(tensor.name) for tensor in keys}
     for tensor in keys:
-        if _numbers(tensor.name) not in by_numbers:
+        if numbers_in(tensor.name) not in by_numbers:
             raise InputError(
                 f"{query_source.path}: no query tensor has the numbers of {tensor.name} in its "
                 f"name; there are {_names(queries)}"
             )
     for tensor in queries:
-        if _numbers(tensor.name) not in wanted:
+        if numbers_in(tensor.name) not in wanted:
             raise InputError(
                 f"{key_source.path}: no key tensor has the numbers of {tensor.name} in its name; "
                 f"there are {_names(keys)}"
             )
-    return [(tensor, by_numbers[_numbers(tensor.name)]) for tensor in keys]
+    return [(tensor, by_numbers[numbers_in(tensor.name)]) for tensor in keys]
 
 
 def _by_numbers(
     source: TensorSource, tensors: list[StoredTensor]
-) -> dict[tuple[int, ...], StoredTensor]:
-    found: dict[tuple[int, ...], StoredTensor] = {}
+) -> dict[tuple[str, ...], StoredTensor]:
+    found: dict[tuple[str, ...], StoredTensor] = {}
     for tensor in tensors:
-        numbers = _numbers(tensor.name)
+        numbers = numbers_in(tensor.name)
         if numbers in found:
             raise InputError(
                 f"{source.path}: {found[numbers].name} and {tensor.name} have the same numbers in "
@@ -231,7 +227,7 @@ def _companion(source: TensorSource, name: str, layer: StoredTensor, option: str
         return name
     matches = [tensor for tensor in source if fnmatch.fnmatchcase(tensor.name, name)]
     for tensor in matches:
-        if _numbers(tensor.name) == _numbers(layer.name):
+        if numbers_in(tensor.name) == numbers_in(layer.name):
             return tensor.name
     if matches:
         raise InputError(

@@ -20,6 +20,7 @@ import torch
 
 from .cache_file import open_safetensors
 from .errors import InputError
+from .input_text import read_json
 
 INDEX_SUFFIX = ".safetensors.index.json"
 _DTYPE_BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64}
@@ -123,10 +124,21 @@ class TensorSource:
         return "found " + ", ".join(shown) + rest
 
 
-def natural_order(name: str) -> list[tuple[int, int, str]]:
-    """Sort key under which runs of digits count as numbers: layers.2 before layers.10."""
-    parts = re.split(r"(\d+)", name)
-    return [(0, int(part), part) if part.isdigit() else (1, 0, part) for part in parts if part]
+def natural_order(name: str) -> list[tuple[int, int, str, str]]:
+    """Sort key under which runs of digits count as numbers: layers.2 before layers.10.
+
+    The digits are compared as text, the longer run being the larger number, so that a run may have
+    any length.
+    """
+    parts = [part for part in re.split("([0-9]+)", name) if part]
+    return [_order_of_part(part) for part in parts]
+
+
+def _order_of_part(part: str) -> tuple[int, int, str, str]:
+    if not (part.isascii() and part.isdigit()):
+        return 1, 0, part, ""
+    digits = part.lstrip("0")
+    return 0, len(digits), digits, part
 
 
 def common_ends(names: Sequence[str]) -> tuple[str, str]:
@@ -160,11 +172,13 @@ def header_metadata(path: str | Path) -> dict[str, str]:
 
     Empty where there is none, or nothing like a safetensors header is there.
     """
+    if not Path(path).is_file():  # to open a pipe would be to wait for it
+        return {}
     try:
         with Path(path).open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(size, _MAX_HEADER_BYTES)))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     metadata = header.get("__metadata__") if isinstance(header, dict) else None
     return metadata if isinstance(metadata, dict) else {}
@@ -187,17 +201,43 @@ def open_tensors(path: str | Path) -> TensorSource:
     return _merge_files(path, [path])
 
 
+def source_files(path: str | Path) -> list[Path]:
+    """Every file that `open_tensors` reads of `path`: the files with tensors, and an index.
+
+    Raises
+    ------
+    ValueError
+        As `open_tensors`, as far as indices and folders are at fault.
+    """
+    path = Path(path)
+    index = path if path.suffix == ".json" and not path.is_dir() else None
+    if path.is_dir():
+        index = _index_of(path)
+        if index is None:
+            return _files_of(path)
+    if index is None:
+        return [path]
+    return [index, *(index.parent / name for name in set(_read_index(index).values()))]
+
+
 def _open_folder(folder: Path) -> TensorSource:
+    index = _index_of(folder)
+    return _merge_files(folder, _files_of(folder)) if index is None else _open_index(folder, index)
+
+
+def _index_of(folder: Path) -> Path | None:
     indices = sorted(folder.glob(f"*{INDEX_SUFFIX}"))
     if len(indices) > 1:
         names = ", ".join(index.name for index in indices)
         raise InputError(f"{folder}: has several indices ({names}); name the one to use")
-    if indices:
-        return _open_index(folder, indices[0])
+    return indices[0] if indices else None
+
+
+def _files_of(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.safetensors"), key=lambda file: natural_order(file.name))
     if not files:
         raise InputError(f"{folder}: the folder has no *.safetensors file")
-    return _merge_files(folder, files)
+    return files
 
 
 def _merge_files(path: Path, paths: list[Path]) -> TensorSource:
@@ -235,17 +275,12 @@ def _open_index(path: Path, index: Path) -> TensorSource:
 
 def _read_index(index: Path) -> dict[str, str]:
     """File name of each tensor, from an index's ``weight_map``."""
-    try:
-        content = json.loads(index.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{index}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"{index}: is no JSON: {error}") from None
+    content = read_json(index)
     places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
         raise InputError(f"{index}: must have a weight_map from tensor names to file names")
     for name, file_name in places.items():
-        if Path(file_name).name != file_name:
+        if Path(file_name).name != file_name or "\0" in file_name:
             raise InputError(
                 f"{index}: tensor {name} must lie in a file beside the index, got {file_name!r}"
             )

@@ -7,7 +7,9 @@ import sys
 import warnings
 from types import FrameType
 
-from .app import app
+from sdsa_quant.errors import EXIT_INTERRUPTED
+
+from .interrupts import remember_interrupts
 
 # torch says so at import; nothing here uses NumPy, so it would only alarm. At module level, because
 # worker processes import this module before they load torch.
@@ -16,9 +18,24 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
 def main() -> None:
     """Run the command line of this process; ends it with the command's exit code."""
+    remember_interrupts()
     # As an exit, so that half-written outputs are removed on the way.
     signal.signal(signal.SIGTERM, _exit_on_signal)
-    app(prog_name="sdsa")
+    _open_closed_streams()
+    try:
+        from .app import app  # late, so that an interrupt of its imports is caught
+
+        app(prog_name="sdsa")
+    except KeyboardInterrupt:
+        sys.stderr.write("error: interrupted\n")
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _open_closed_streams() -> None:
+    """Let what goes to a stream that the caller closed go nowhere, and not to the other one."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as the process
 
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> None:

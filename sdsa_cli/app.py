@@ -7,6 +7,7 @@ answers at once.
 
 from __future__ import annotations
 
+import errno
 import functools
 import sys
 import traceback
@@ -30,10 +31,13 @@ from . import (
     study,
 )
 from .command import SdsaCommand, without_flag_types
+from .interrupts import interrupted
 from .options import help_text
-from .output import print_error
+from .output import abandon_stdout, print_error
 
 DEBUG_FLAG = "--debug"
+# What a failed write to stdout gives. Every other file's errors have its name.
+_STDOUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 class SdsaGroup(TyperGroup):
@@ -74,11 +78,13 @@ class SdsaGroup(TyperGroup):
             return run()
         try:
             exit_code = run()
+            sys.stdout.flush()  # here, and not when Python ends, so that a failure is reported
         except KeyboardInterrupt:
             exit_code = EXIT_INTERRUPTED
         except Exception as error:
-            exit_code = report_error(error, debug)
-        if exit_code == EXIT_INTERRUPTED:
+            exit_code = EXIT_INTERRUPTED if interrupted() else report_error(error, debug)
+        if exit_code == EXIT_INTERRUPTED or interrupted():
+            exit_code = EXIT_INTERRUPTED
             print_error("interrupted")
         sys.exit(exit_code or 0)
 
@@ -96,6 +102,11 @@ def report_error(error: Exception, debug: bool) -> int:
     if isinstance(error, OSError) and error.filename is not None:
         print_error(f"{error.filename}: {error.strerror}")
         return EXIT_USAGE
+    if isinstance(error, OSError) and error.errno in _STDOUT_ERRORS:
+        abandon_stdout()
+        if error.errno != errno.EPIPE:  # a reader that has seen enough is no error to speak of
+            print_error(f"stdout: cannot be written: {error.strerror}")
+        return EXIT_FAILED
     hint = "" if debug else f" (run with {DEBUG_FLAG} for the traceback)"
     print_error(f"internal error: {type(error).__name__}: {error}{hint}")
     return EXIT_FAILED

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sdsa_quant.errors import InputError
+from sdsa_quant.input_text import INT32_MAX
 
 from .bench_shapes import BenchShape, parse_shape, read_lengths_file
 from .environment import describe_environment
 from .json_documents import command_document, write_document
 from .measurement import measurement_fields, share_text
-from .options import DeviceOption, ForceFlag, JsonFile, choose_device, examples
+from .options import DeviceOption, ForceFlag, JsonFile, choose_device, examples, json_file
 from .output import Output, table
-from .output_paths import check_outputs
+from .output_paths import STDOUT, check_outputs
 from .score_inputs import at_least_one
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ EXAMPLES = examples(
 DEFAULT_SHAPES = ("1,1,8192", "1,1,131072", "8,1,131072", "32,1,65536", "32,8,65536")
 VALUES = ("bf16", "nvfp4", "mixed")
 BACKENDS = ("auto", "cute", "triton", "torch")
-STDOUT = Path("-")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,7 +115,10 @@ def bench(
         ),
     ] = True,
     device: DeviceOption = "auto",
-    seed: Annotated[int, typer.Option("--seed", help="Of the random keys and queries.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", min=0, max=INT32_MAX, help="Of the random keys and queries."),
+    ] = 0,
     json: JsonFile = None,
     force: ForceFlag = False,
 ) -> None:
@@ -140,16 +143,17 @@ def bench(
         device=choose_device(device),
         seed=seed,
     )
-    if json is not None and json != STDOUT:
+    report_file = json_file(json)
+    if report_file is not None:
         inputs = [] if lengths_file is None else [lengths_file]
-        check_outputs([json], inputs, force=force)
+        check_outputs([report_file], inputs, force=force)
     sink = Output(as_json=json == STDOUT)
     results = run_bench(options, sink)
-    sink.result(*_tables(results))
     document = _document(options, results)
+    if report_file is not None:  # first, so that it is there even if nobody reads stdout
+        write_document(report_file, document, force=force)
+    sink.result(*_tables(results))
     sink.document(document)
-    if json is not None and json != STDOUT:
-        write_document(json, document, force=force)
 
 
 def run_bench(options: BenchOptions, sink: Output) -> list[BenchResult]:

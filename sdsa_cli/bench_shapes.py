@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from sdsa_quant.errors import InputError
+from sdsa_quant.input_text import INT32_MAX, read_text, whole_number
 from sdsa_quant.layout import MAX_ROWS
+
+from .score_inputs import parse_numbers
+from .text import shortened
 
 _WANTED = "GROUPS,ROWS,LENGTH or GROUPS,ROWS,LENGTH,MAX_CONTEXT, whole numbers"
 
@@ -43,12 +47,11 @@ def parse_shape(text: str) -> BenchShape:
     ValueError
         It is none.
     """
-    try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
-        numbers = []
+    numbers = parse_numbers(text)
     if len(numbers) not in (3, 4) or min(numbers) < 1:
-        raise InputError(f"--shape must be {_WANTED} from 1, got {text!r}")
+        raise InputError(
+            f"--shape must be {_WANTED} from 1 to {INT32_MAX}, got {shortened(text)!r}"
+        )
     groups, rows, length = numbers[:3]
     max_context = numbers[3] if len(numbers) == 4 else length
     if rows > MAX_ROWS:
@@ -76,13 +79,17 @@ def read_lengths_file(path: Path) -> BenchShape:
         A line is no length, or there is none.
     """
     lengths = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         word = line.strip()
         if not word:
             continue
-        if not word.isdecimal():
-            raise InputError(f"{path}: line {number} must be a group's keys, got {word!r}")
-        lengths.append(int(word))
+        length = whole_number(word)
+        if length is None:
+            raise InputError(
+                f"{path}: line {number} must be a group's keys, 0 to {INT32_MAX}, "
+                f"got {shortened(word)!r}"
+            )
+        lengths.append(length)
     if not lengths or not max(lengths):
         raise InputError(f"{path}: must hold the keys of at least one group that has any")
     return BenchShape(path.name, tuple(lengths), 1, max(lengths))

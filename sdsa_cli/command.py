@@ -9,8 +9,8 @@ from typing import Any
 from typer.core import TyperCommand, TyperOption
 
 from .output import Output, heading
+from .output_paths import STDOUT
 
-STDOUT = "-"
 _JSON = "--json"
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .output_paths import make_folders
+from .output_paths import folders_made
 
 SCHEMA_VERSION = 1
+# What JSON allows in texts, but a terminal obeys, or UTF-8 cannot write: given as \uXXXX.
+_UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
 
 
 def command_document(command: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,15 +34,16 @@ def strict_json(document: Any) -> str:
     TypeError
         The document holds a value of any other type.
     """
-    return json.dumps(_plain(document), indent=2, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(_plain(document), indent=2, allow_nan=False, ensure_ascii=False)
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def write_document(path: Path, document: Mapping[str, Any], *, force: bool) -> None:
     """Write a document to a file atomically, and make the folders above it."""
     from sdsa_quant.atomic_file import write_text
 
-    make_folders([path])
-    write_text(path, strict_json(document) + "\n", force=force)
+    with folders_made([path]):
+        write_text(path, strict_json(document) + "\n", force=force)
 
 
 def _plain(value: Any) -> Any:

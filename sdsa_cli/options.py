@@ -10,13 +10,16 @@ from typing import Annotated, Literal
 
 import typer
 
+from .interrupts import stop_if_interrupted
+from .output_paths import STDOUT, file_output
+
 _EXAMPLE_WIDTH = 78
 
 JsonFlag = Annotated[
     bool, typer.Option("--json", help="Print one JSON document to stdout instead of tables.")
 ]
 JsonFile = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--json",
         metavar="[FILE]",
@@ -73,6 +76,17 @@ def _literal(text: str) -> str:
     return text.replace("[", "\\[")
 
 
+def json_file(given: str | None) -> Path | None:
+    """The file of ``--json FILE``; None without the option, and for stdout.
+
+    Raises
+    ------
+    InputError
+        It names a folder.
+    """
+    return None if given is None or given == STDOUT else file_output("--json", given)
+
+
 def choose_device(name: str) -> str:
     """Name of the torch device that ``--device`` means: ``auto`` is ``cuda`` if there is one.
 
@@ -87,6 +101,7 @@ def choose_device(name: str) -> str:
 
     from sdsa_quant.errors import InputError, UnsupportedError
 
+    stop_if_interrupted()  # an import as large as that of torch may have swallowed it
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -9,14 +9,19 @@ never taken for markup.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from .interrupts import stop_if_interrupted
 from .json_documents import strict_json
 
 _PIPE_WIDTH = 100  # columns of output that no terminal shows
+# Control characters but the line break: names in files may hold them, and terminals obey them.
+# Halves of surrogate pairs stand for the bytes of a file name that is no text.
+_CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Output:
@@ -49,7 +54,8 @@ class Output:
         console = _console(sys.stdout)
         with console.capture() as capture:
             for renderable in renderables:
-                console.print(renderable, soft_wrap=isinstance(renderable, str | Text))
+                soft_wrap = isinstance(renderable, str | Text)
+                console.print(_Visible(renderable), soft_wrap=soft_wrap)
         shown = capture.get()
         if not console.is_terminal:
             shown = "\n".join(line.rstrip(" ") for line in shown.split("\n"))
@@ -62,11 +68,12 @@ class Output:
 
     def note(self, message: str) -> None:
         """Print one remark to stderr."""
-        _console(sys.stderr).print(message, soft_wrap=True)
+        _console(sys.stderr).print(visible(message), soft_wrap=True)
 
     @contextmanager
     def progress(self, description: str, total: int) -> Iterator[Callable[[int], None]]:
         """Show progress on stderr while the body runs; yields ``advance(steps)``."""
+        stop_if_interrupted()
         console = _console(sys.stderr)
         if self.as_json or not console.is_terminal:
             yield lambda steps: None
@@ -94,8 +101,31 @@ def print_error(message: str) -> None:
     """Print one line to stderr: ``error: message``, its line breaks made spaces."""
     from rich.text import Text
 
-    line = Text.assemble(("error: ", "bold red"), " ".join(message.split()))
+    line = Text.assemble(("error: ", "bold red"), visible(" ".join(message.split())))
     _console(sys.stderr).print(line, soft_wrap=True)
+
+
+def visible(text: str) -> str:
+    r"""`text` with its control characters, all but line breaks, written out as ``\x1b``."""
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def abandon_stdout() -> None:
+    """Let what is left in stdout's buffer go nowhere, after a write to it has failed."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+class _Visible:
+    """A renderable whose text, but not its style, goes through `visible`."""
+
+    def __init__(self, renderable: Any) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        for segment in console.render(self._renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
 def table(

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sdsa_quant.errors import InputError
 
 PLACEHOLDER = "{name}"
 SUFFIX = ".safetensors"
+STDOUT = "-"
+
+
+def file_output(option: str, text: str) -> Path:
+    """The file that an option names, to be written.
+
+    Raises
+    ------
+    InputError
+        It names stdout, or a folder by a slash at its end.
+    """
+    refuse_stdout(option, text)
+    if text.endswith(os.sep):
+        raise InputError(f"{option} {text}: must name a file, it names a folder")
+    return Path(text)
+
+
+def refuse_stdout(option: str, text: str) -> None:
+    """Refuse ``-``, where a file has to be named.
+
+    Raises
+    ------
+    InputError
+        It is ``-``.
+    """
+    if text == STDOUT:
+        raise InputError(f"{option} -: cannot be written to stdout; give it a name")
 
 
 def names_folder(output: str) -> bool:
@@ -26,8 +54,9 @@ def output_paths(output: str, names: Sequence[str]) -> list[Path]:
     Raises
     ------
     InputError
-        Several names and one file, or two names that give the same file.
+        Several names and one file, two names that give the same file, or stdout.
     """
+    refuse_stdout("-o", output)
     if not names_folder(output):
         if len(names) > 1:
             raise InputError(
@@ -47,22 +76,20 @@ def output_paths(output: str, names: Sequence[str]) -> list[Path]:
     return list(paths)
 
 
-def prepare_outputs(paths: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
-    """Check the outputs before any work, and make the folders that they go to.
-
-    Raises
-    ------
-    InputError
-        As `check_outputs`.
-    """
-    check_outputs(paths, inputs, force=force)
-    make_folders(paths)
-
-
 def check_outputs(paths: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
     """Refuse, before any work, outputs that exist, are inputs, or cannot be written where they are.
 
-    A folder that does not exist is no fault: `make_folders` makes it.
+    A folder that does not exist is no fault: `folders_made` makes it.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+        The outputs.
+    inputs : sequence of Path
+        The inputs as the user named them, those that exist or not; folders and indices stand for
+        all files that are read through them.
+    force : bool
+        Whether outputs may exist.
 
     Raises
     ------
@@ -70,24 +97,68 @@ def check_outputs(paths: Sequence[Path], inputs: Sequence[Path], *, force: bool)
         An output exists and `force` is false, it is one of the inputs, it is a folder, it is named
         twice, or what is to be its folder is a file or cannot be written.
     """
+    sources = _files_of(inputs)
+    targets = [os.path.realpath(path) for path in paths]
     for place, path in enumerate(paths):
-        if path in paths[:place]:
+        if targets[place] in targets[:place]:
             raise InputError(f"{path}: two outputs cannot go to the same file")
         if path.is_dir():
             raise InputError(f"{path}: must be a file to write, it is a folder")
         if not path.exists():
             _check_folder(path)
             continue
-        if any(path.samefile(source) for source in inputs):
-            raise InputError(f"{path}: is the input, it cannot be the output too")
+        _refuse_inputs(path, sources)
         if not force:
             raise InputError(f"{path}: exists already; give --force to replace it")
 
 
-def make_folders(paths: Sequence[Path]) -> None:
-    """Make the folders that outputs go to, where they do not exist."""
+def refuse_inputs(paths: Sequence[Path], inputs: Sequence[Path]) -> None:
+    """Refuse outputs that are inputs, for a command that replaces outputs unasked.
+
+    Raises
+    ------
+    InputError
+        An output is a file that is read through one of the inputs.
+    """
+    sources = _files_of(inputs)
     for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            _refuse_inputs(path, sources)
+
+
+def _refuse_inputs(path: Path, sources: Sequence[Path]) -> None:
+    if any(path.samefile(source) for source in sources):
+        raise InputError(f"{path}: is the input, it cannot be the output too")
+
+
+def _files_of(inputs: Sequence[Path]) -> list[Path]:
+    """The files that exist of those that are read through the inputs."""
+    from sdsa_quant.tensor_source import source_files
+
+    files = [file for path in inputs for file in source_files(path)]
+    return [file for file in files if file.exists()]
+
+
+@contextlib.contextmanager
+def folders_made(paths: Sequence[Path]) -> Iterator[None]:
+    """Make the folders that outputs go to; a body that fails leaves no new folder that is empty."""
+    made: list[Path] = []
+    try:
+        for path in paths:
+            made += _make_folder(path.parent)
+        yield
+    except BaseException:
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):  # it is not empty, or another run removed it
+                folder.rmdir()
+        raise
+
+
+def _make_folder(folder: Path) -> list[Path]:
+    """Make a folder and those above it; returns those that did not exist, from the top."""
+    new = [each for each in (folder, *folder.parents) if not each.exists()][::-1]
+    folder.mkdir(parents=True, exist_ok=True)
+    return new
 
 
 def _check_folder(path: Path) -> None:

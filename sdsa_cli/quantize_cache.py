@@ -14,7 +14,7 @@ from sdsa_quant.errors import InputError
 from .json_documents import command_document
 from .options import DeviceOption, ForceFlag, JsonFlag, choose_device, examples
 from .output import Output, fields_table, heading, table
-from .output_paths import output_paths, prepare_outputs
+from .output_paths import check_outputs, folders_made, output_paths
 from .text import describe_transform, error_size, percent
 
 if TYPE_CHECKING:
@@ -149,11 +149,12 @@ def quantize_cache(
         for tensor in select_keys(tensors, keys_pattern)
     ]
     paths = output_paths(output, [_file_name(keys.tensor) for keys in selected])
-    prepare_outputs(paths, tensors.files, force=force)
+    check_outputs(paths, [tensors.path], force=force)
     device = choose_device(device)
     out = Output(as_json=as_json)
     started = time.perf_counter()
-    with out.progress("quantizing", sum(sum(keys.context_lengths) for keys in selected)) as advance:
+    work = sum(sum(keys.context_lengths) for keys in selected)
+    with folders_made(paths), out.progress("quantizing", work) as advance:
         caches = [
             write_cache(
                 keys,

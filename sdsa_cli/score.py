@@ -13,9 +13,17 @@ import typer
 from sdsa_quant.errors import CheckFailedError, InputError
 
 from .json_documents import write_document
-from .options import BackendOption, DeviceOption, ForceFlag, JsonFile, choose_device, examples
+from .options import (
+    BackendOption,
+    DeviceOption,
+    ForceFlag,
+    JsonFile,
+    choose_device,
+    examples,
+    json_file,
+)
 from .output import Output
-from .output_paths import check_outputs, make_folders
+from .output_paths import STDOUT, check_outputs, file_output, folders_made
 from .score_inputs import (
     DEFAULT_TOP_K,
     ScoreOptions,
@@ -43,8 +51,6 @@ EXAMPLES = examples(
     "sdsa score cache.safetensors --queries queries.safetensors --graph-replay 100 --json",
     "sdsa score cache.safetensors --queries queries.safetensors --chunk 4 -o scores.safetensors",
 )
-
-STDOUT = Path("-")
 
 
 def score(
@@ -148,7 +154,7 @@ def score(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--output",
             "-o",
@@ -182,16 +188,17 @@ def score(
         backend=backend,
         device=choose_device(device),
         chunk=at_least_one("--chunk", chunk),
-        output=output,
+        output=None if output is None else file_output("-o", output),
     )
-    _check_outputs(options, json, force)
+    report_file = json_file(json)
+    _check_outputs(options, report_file, force)
     sink = Output(as_json=json == STDOUT)
     report = run_score(options, sink, force=force)
-    sink.result(*report_tables(report))
     document = report_document(report)
+    if report_file is not None:  # first, so that it is there even if nobody reads stdout
+        write_document(report_file, document, force=force)
+    sink.result(*report_tables(report))
     sink.document(document)
-    if json is not None and json != STDOUT:
-        write_document(json, document, force=force)
     _require_finite(report.rows)
 
 
@@ -212,7 +219,9 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
     if options.baseline is not None:
         baseline = open_baseline(options.baseline, cache, options.keys)
     scorer = PieceScorer(_plan(options, cache, queries), options.chunk)
+    outputs = [] if options.output is None else [options.output]
     with (
+        folders_made(outputs),
         _scores_writer(options, queries, scorer, force) as writer,
         sink.progress("scoring", scorer.task.rows) as advance,
     ):
@@ -268,7 +277,6 @@ def _scores_writer(
     if options.output is None:
         return contextlib.nullcontext()
     task = scorer.task
-    make_folders([options.output])
     return ScoresWriter(
         options.output,
         task.context_lengths,
@@ -288,11 +296,12 @@ def _scores_writer(
     )
 
 
-def _check_outputs(options: ScoreOptions, json: Path | None, force: bool) -> None:
-    outputs = [path for path in (options.output, json) if path is not None and path != STDOUT]
-    inputs = [options.cache, options.queries, options.baseline]
-    existing = [path for path in inputs if path is not None and path.exists()]
-    check_outputs(outputs, existing, force=force)
+def _check_outputs(options: ScoreOptions, report_file: Path | None, force: bool) -> None:
+    outputs = [path for path in (options.output, report_file) if path is not None]
+    inputs = [options.queries, *([] if options.baseline is None else [options.baseline])]
+    if not options.cache.is_dir():  # which is refused when it is opened
+        inputs.append(options.cache)
+    check_outputs(outputs, inputs, force=force)
 
 
 def _require_finite(rows: Sequence[RowScores]) -> None:

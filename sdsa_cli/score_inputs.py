@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdsa_quant.errors import CacheFormatError, InputError
+from sdsa_quant.input_text import INT32_MAX, whole_number
 from sdsa_quant.layout import DIM, MAX_ROWS
+
+from .text import shortened
 
 if TYPE_CHECKING:
     from sdsa_quant.cache_file import CacheFile
@@ -45,18 +48,21 @@ def parse_top_k(text: str) -> tuple[int, ...]:
     Raises
     ------
     InputError
-        The text is no list of numbers from 1 up.
+        The text is no list of numbers from 1 to 2^31 - 1.
     """
     numbers = parse_numbers(text)
     if not numbers or min(numbers) < 1:
-        raise InputError(f"--top-k must be numbers from 1 up such as 64,256, got {text!r}")
+        raise InputError(
+            f"--top-k must be numbers from 1 to {INT32_MAX} such as 64,256, got {shortened(text)!r}"
+        )
     return tuple(sorted(set(numbers)))
 
 
 def parse_numbers(text: str) -> list[int]:
-    """Numbers of a list such as ``0,0,1``; empty for any other text."""
-    parts = [part.strip() for part in text.split(",")]
-    return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else []
+    """Numbers, 0 to 2^31 - 1, of a list such as ``0,0,1``; empty for any other text."""
+    numbers = [whole_number(part) for part in text.split(",")]
+    known = [number for number in numbers if number is not None]
+    return known if len(known) == len(numbers) else []
 
 
 def at_least_one(option: str, given: int | None) -> int | None:
@@ -65,10 +71,12 @@ def at_least_one(option: str, given: int | None) -> int | None:
     Raises
     ------
     InputError
-        It is less than 1.
+        It is less than 1 or more than 2^31 - 1.
     """
     if given is not None and given < 1:
         raise InputError(f"{option} must be at least 1, got {given}")
+    if given is not None and given > INT32_MAX:
+        raise InputError(f"{option} must be at most {INT32_MAX}, got {shortened(str(given))}")
     return given
 
 

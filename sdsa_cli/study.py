@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sdsa_quant.errors import InputError
-
 from .json_documents import strict_json
 from .options import DeviceOption, ForceFlag, JsonFlag, choose_device, examples
 from .output import Output
+from .output_paths import check_outputs, refuse_inputs, refuse_stdout
 from .score_inputs import (
     DEFAULT_TOP_K,
     at_least_one,
@@ -24,7 +24,7 @@ from .score_inputs import (
 from .study_checks import check_limits, check_validity, parse_limits
 from .study_document import COMMAND as COMMAND
 from .study_document import REPORT_NAME, Document, study_document
-from .study_pages import write_pages
+from .study_pages import CSV_NAME, HTML_NAME, write_pages
 from .study_plots import require_matplotlib
 from .study_tables import study_tables
 
@@ -208,8 +208,7 @@ def study(
     )
     if plots:
         require_matplotlib()
-    if (output / REPORT_NAME).exists() and not force:
-        raise InputError(f"{output / REPORT_NAME}: exists already; give --force to replace it")
+    _check_outputs(output, (keys, queries), force=force)
     sink = Output(as_json=as_json)
     document = run_study(
         inputs,
@@ -285,6 +284,12 @@ def _write_report(study: Study, output: Path, *, timing: Document, plots: bool) 
     document: Document = json.loads(text)
     write_pages(output, document, with_plots=plots)
     return document
+
+
+def _check_outputs(folder: Path, inputs: Sequence[Path], *, force: bool) -> None:
+    refuse_stdout("-o", str(folder))
+    check_outputs([folder / REPORT_NAME], inputs, force=force)
+    refuse_inputs([folder / CSV_NAME, folder / HTML_NAME], inputs)
 
 
 def _settings(

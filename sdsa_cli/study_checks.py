@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sdsa_quant.errors import CheckFailedError, InputError
+from sdsa_quant.input_text import whole_number
 
 from .study_document import Document, overall_results, setting_label
 
 _BY_K = ("recall", "mass")
 _BY_ROW = ("cosine", "spearman")
 _STATISTICS = {"mean": "mean", "median": "median", "p1": "p1", "min": "minimum"}
-_FORM = re.compile(r"(?P<measure>[a-z]+)(?:@(?P<k>\d+))?\.(?P<statistic>\w+)=(?P<least>.+)")
+_FORM = re.compile(r"(?P<measure>[a-z]+)(?:@(?P<k>[0-9]{1,10}))?\.(?P<statistic>\w+)=(?P<least>.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def _parse_limit(text: str, top_k: Sequence[int]) -> Limit:
     match = _FORM.fullmatch(text)
     measure, statistic = (match["measure"], match["statistic"]) if match else ("", "")
     least = _number(match["least"]) if match else math.nan
-    k = int(match["k"]) if match and match["k"] else None
+    k = whole_number(match["k"]) if match and match["k"] else None
     known = measure in (_BY_K if k is not None else _BY_ROW)
     if not known or statistic not in _STATISTICS or math.isnan(least):
         raise InputError(

@@ -5,12 +5,12 @@ Tables, plots and pages are made from the document alone, so that `sdsa report` 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdsa_quant.errors import InputError
+from sdsa_quant.input_text import read_json
 
 from .environment import describe_environment
 from .json_documents import SCHEMA_VERSION, command_document
@@ -141,12 +141,7 @@ def read_document(path: Path) -> Document:
     """
     if path.is_dir():
         path = path / REPORT_NAME
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"{path}: is no JSON: {error}") from None
+    document = read_json(path)
     if not isinstance(document, dict) or document.get("command") != COMMAND:
         raise InputError(f"{path}: must be a report of sdsa study ({REPORT_NAME}), it is not")
     if document.get("schema_version") != SCHEMA_VERSION:

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sdsa_quant.cache_header import CacheHeader
 
-_LISTED_LENGTHS = 8
+_MOST_QUOTED = 60  # characters
+
+
+def shortened(text: str) -> str:
+    """`text` as a message quotes it: the first 60 characters of a longer one."""
+    return text if len(text) <= _MOST_QUOTED else text[:_MOST_QUOTED] + "..."
 
 
 def percent(share: float) -> str:
@@ -40,11 +45,17 @@ def error_size(value: float | None) -> str:
     return f"{value:.4g}" if value == 0 or 1e-3 <= abs(value) < 9999.5 else f"{value:.2e}"
 
 
+def power_of_two(value: float) -> str:
+    """A power of two exactly: ``128`` and ``0.25``, or ``2^21`` where 6 digits do not write it."""
+    text = f"{value:g}"
+    return text if float(text) == value else f"2^{math.frexp(value)[1] - 1}"
+
+
 def describe_transform(header: CacheHeader) -> str:
     """What was done to a cache's keys: ``mean key subtracted, hadamard, gain 128``, or ``none``."""
     parts = [
         "mean key subtracted" if header.center != "none" else "",
         header.rotate if header.rotate != "none" else "",
-        f"gain {header.gain:g}" if header.gain != 1 else "",
+        f"gain {power_of_two(header.gain)}" if header.gain != 1 else "",
     ]
     return ", ".join(part for part in parts if part) or "none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,8 @@ def test_table_and_file(sdsa: Run, tmp_path: Path) -> None:
         (("--values", "bf16,fp8"), ("--values must be of bf16, nvfp4, mixed", "fp8")),
         (("--backend", "cuda"), ("--backend must be of auto, cute, triton, torch", "cuda")),
         (("--repeats", "0"), ("--repeats must be at least 1, got 0",)),
+        (("--repeats", "1" + "0" * 21), ("--repeats must be at most 2147483647",)),
+        (("--seed", "1" + "0" * 21), ("--seed", "2147483647")),
         (("--calls-per-replay", "0"), ("--calls-per-replay must be at least 1, got 0",)),
         (("--lengths-file", "missing.txt"), ("missing.txt",)),
     ],
@@ -89,13 +92,35 @@ def test_a_backend_that_cannot_run_is_not_replaced(sdsa: Run) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "at least one group"), ("12\nx\n", "line 2"), ("0\n", "at least one group that has any")],
+    [
+        ("", "at least one group"),
+        ("12\nx\n", "line 2"),
+        ("0\n", "at least one group that has any"),
+        ("9" * 5000, r"line 1 must be a group's keys, 0 to 2147483647, got '9{60}\.\.\.'"),
+    ],
+    ids=["empty", "word", "zero", "5000-digits"],
 )
 def test_bad_lengths_file(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         read_lengths_file(path)
+
+
+def test_a_lengths_file_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe: must be a regular file"):
+        read_lengths_file(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["0", "-1", "1" + "0" * 21, "9" * 5000, "\u00b2"],
+    ids=["zero", "negative", "10^21", "5000-digits", "superscript"],
+)
+def test_a_shape_of_other_than_int32_sizes_is_refused(number: str) -> None:
+    with pytest.raises(InputError, match=r"--shape must be .* from 1 to 2147483647, got '1,1,"):
+        parse_shape(f"1,1,{number}")
 
 
 def test_shapes() -> None:

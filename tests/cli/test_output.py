@@ -13,7 +13,7 @@ import pytest
 from command_line import program
 from sdsa_cli.command import fill_in_stdout
 from sdsa_cli.output import Output, fields_table, heading, print_error, table
-from sdsa_cli.text import error_size
+from sdsa_cli.text import error_size, power_of_two
 
 
 class Terminal(io.StringIO):
@@ -158,3 +158,12 @@ def test_sizes_of_errors_are_short(value: float | None, text: str) -> None:
 )
 def test_json_without_a_file_means_stdout(line: str, filled: str) -> None:
     assert fill_in_stdout(line.split()) == filled.split()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(128.0, "128"), (0.125, "0.125"), (2.0**21, "2^21"), (2.0**-40, "2^-40")],
+    ids=["whole", "fraction", "large", "small"],
+)
+def test_powers_of_two_are_exact(value: float, text: str) -> None:
+    assert power_of_two(value) == text

@@ -384,8 +384,13 @@ def test_top_k_is_sorted_and_each_once(files: Files) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--top-k 0", "--top-k must be numbers from 1 up such as 64,256, got '0'"),
-        ("--top-k 64,x", "--top-k must be numbers from 1 up such as 64,256, got '64,x'"),
+        ("--top-k 0", "--top-k must be numbers from 1 to 2147483647 such as 64,256, got '0'"),
+        ("--top-k 2147483648", "--top-k must be numbers from 1 to 2147483647"),
+        ("--top-k 1" + "0" * 5000, "such as 64,256, got '1" + "0" * 59 + "...'"),
+        ("--top-k 64,\u00b2", "--top-k must be numbers from 1 to 2147483647"),
+        ("--requests " + "9" * 5000, "no tensor is named 999"),
+        ("--chunk 2147483648", "--chunk must be at most 2147483647, got 2147483648"),
+        ("--top-k 64,x", "--top-k must be numbers from 1 to 2147483647 such as 64,256, got '64,x'"),
         ("--softmax-scale 0", "--softmax-scale must be positive and finite, got 0.0"),
         ("--softmax-scale nan", "--softmax-scale must be positive and finite, got nan"),
         ("--requests 0,1", "request of each of the 3 groups, got 2"),

@@ -129,3 +129,12 @@ def test_refuses_a_tensor_name_for_a_cache(
     bf16 = write_cache(tmp_path / "bf16.safetensors", keys, LENGTHS, "bf16")
     with pytest.raises(InputError, match="is a cache, which has no tensor to choose"):
         open_baseline(bf16.path, cache, "keys")
+
+
+def test_keys_of_one_head_are_a_baseline(
+    tmp_path: Path, keys: torch.Tensor, cache: CacheFile
+) -> None:
+    save_file({"keys": keys[:, None]}, tmp_path / "head.safetensors")
+    read_keys = open_baseline(tmp_path / "head.safetensors", cache).read_keys
+    assert torch.equal(read_keys(3, 0, 64), keys[75:139])
+    assert torch.equal(read_keys(0, 5, 70), keys[5:70])

@@ -79,7 +79,7 @@ def test_refuses_to_guess(path: Path) -> None:
         read_queries(path, "c")
 
 
-@pytest.mark.parametrize("text", ["0", "9", "two", "-1", ""])
+@pytest.mark.parametrize("text", ["0", "9", "two", "-1", "", "\u00b2", "9" * 5000])
 def test_refuses_metadata_that_is_no_group_size(path: Path, text: str) -> None:
     save_file({"queries": ROWS}, path, {"rows_per_group": text})
     with pytest.raises(InputError, match=r"header field rows_per_group must be 1 to 8, got '"):

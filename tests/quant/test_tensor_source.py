@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from sdsa_quant.tensor_source import (
     header_metadata,
     natural_order,
     open_tensors,
+    source_files,
     without_common_ends,
 )
 
@@ -209,3 +211,36 @@ def test_metadata_is_read_from_damaged_files_too(tmp_path: Path) -> None:
         path.write_bytes(data)
         assert header_metadata(path) == {}
     assert header_metadata(tmp_path) == header_metadata(tmp_path / "gone") == {}
+
+
+def test_natural_order_takes_any_digits() -> None:
+    names = ["a1\u00b2", "a" + "9" * 5000, "a10", "a2", "a02", "a\u0663", "a"]
+    assert sorted(names, key=natural_order) == [
+        *("a", "a1\u00b2", "a02", "a2", "a10", "a" + "9" * 5000, "a\u0663")
+    ]
+
+
+def test_source_files_are_all_that_are_read(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        save_file({name: tensor(0)}, tmp_path / f"{name}.safetensors")
+    x, y = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
+    assert source_files(x) == [x]
+    assert source_files(tmp_path) == [x, y]
+    index = save_index(tmp_path / "m.safetensors.index.json", {"x": "x.safetensors"})
+    assert source_files(tmp_path) == source_files(index) == [index, x]
+
+
+def test_an_index_that_is_a_pipe_or_nested_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(InputError, match=r"pipe\.json: must be a regular file"):
+        open_tensors(tmp_path / "pipe.json")
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    with pytest.raises(InputError, match=r"deep\.json: is no JSON of use: nested too deeply"):
+        open_tensors(tmp_path / "deep.json")
+    assert header_metadata(tmp_path / "pipe.json") == {}
+
+
+def test_an_index_may_not_name_a_file_with_a_null(tmp_path: Path) -> None:
+    index = save_index(tmp_path / "m.safetensors.index.json", {"x": "x\0y"})
+    with pytest.raises(InputError, match="must lie in a file beside the index"):
+        open_tensors(index)
