@@ -22,6 +22,7 @@ from .layout import BLOCK, E2M1_MAX, E4M3_MAX
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NONFINITE_CHOICES = ("error", "saturate")
+NONFINITE_MESSAGE = "values must be finite (or nonfinite='saturate' given), got NaN or infinity"
 
 AMAX_OVER_6 = "amax/6"
 FOUR_OVER_SIX = "4over6"
@@ -141,9 +142,7 @@ def _quantize_blocks(
     nan = None
     if bool((amax >= infinity).any()):
         if nonfinite == "error":
-            raise InputError(
-                "values must be finite (or nonfinite='saturate' given), got NaN or infinity"
-            )
+            raise InputError(NONFINITE_MESSAGE)
         nan = blocks.isnan()
         amax = magnitudes.masked_fill_(nan, 0).amax(-1)
     scales.copy_(e4m3_scales(amax.view(blocks.dtype).float(), largest_code))

@@ -20,13 +20,15 @@ from .errors import InputError
 from .key_selection import CapturedKeys
 from .layout import BF16_RECORD_BYTES, PAGE
 from .nvfp4 import quantize_nvfp4
-from .paging import NVFP4
+from .paging import BF16, NVFP4
 from .transforms import TransformChoice, fit_transforms
 
 # 4 MB of BF16 keys on a CPU, to stay near its caches; a GPU needs more work for each launch.
 _CPU_PAGES_PER_CHUNK = 256
 _CUDA_PAGES_PER_CHUNK = 4096
 PLAIN = TransformChoice()
+# Keys, ``nonfinite=`` and ``rule=`` to codes and scales, as `quantize_nvfp4`.
+Quantizer = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 _BF16_MAX = torch.finfo(torch.bfloat16).max
 
 
@@ -77,6 +79,7 @@ def quantize_cache(
     nonfinite: str = "error",
     force: bool = False,
     advance: Callable[[int], None] | None = None,
+    quantize: Quantizer = quantize_nvfp4,
 ) -> QuantizedCache:
     """Write captured keys as a cache file.
 
@@ -100,6 +103,8 @@ def quantize_cache(
         Whether to replace an existing file.
     advance : callable, optional
         Called with the number of keys done since the last call.
+    quantize : callable
+        What makes NVFP4 of keys: `quantize_nvfp4`, or another with the same arguments and bits.
 
     Raises
     ------
@@ -125,7 +130,7 @@ def quantize_cache(
             captured = _chunk_rows(rows, keys.starts, chunk).to(device)
             values = fitted.apply_keys(captured)
             try:
-                codes, scales = _convert(values, header, nonfinite, statistics)
+                codes, scales = _convert(values, header, nonfinite, statistics, quantize)
             except InputError:
                 # A rotation spreads one value over its key: look for it in what was captured.
                 culprits = values if bool(captured.isfinite().all()) else captured
@@ -185,19 +190,16 @@ def _finite_keys(
 
 
 def _convert(
-    values: torch.Tensor, header: CacheHeader, nonfinite: str, statistics: BlockStatistics
+    values: torch.Tensor,
+    header: CacheHeader,
+    nonfinite: str,
+    statistics: BlockStatistics,
+    quantize: Quantizer,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What the cache stores of ``[n, 128]`` keys: codes and scale bytes, or BF16 and None."""
-    if header.values == NVFP4:
-        return _to_nvfp4(values, header.rule, nonfinite, statistics)
-    return _to_bf16(values, nonfinite, statistics)
-
-
-def _to_nvfp4(
-    values: torch.Tensor, rule: str, nonfinite: str, statistics: BlockStatistics
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Codes and scale bytes of ``[n, 128]`` keys."""
-    codes, scales = quantize_nvfp4(values, nonfinite=nonfinite, rule=rule)
+    if header.values == BF16:
+        return _to_bf16(values, nonfinite, statistics)
+    codes, scales = quantize(values, nonfinite=nonfinite, rule=header.rule)
     statistics.add_nvfp4(values, codes, scales)
     return codes, scales.view(torch.uint8)
 

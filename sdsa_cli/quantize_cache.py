@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sdsa_quant.block_statistics import BlockStatistics
     from sdsa_quant.cache_header import CacheHeader
     from sdsa_quant.key_selection import CapturedKeys
-    from sdsa_quant.quantize_cache import QuantizedCache
+    from sdsa_quant.quantize_cache import QuantizedCache, Quantizer
     from sdsa_quant.tensor_source import StoredTensor, TensorSource
 
 COMMAND = "quantize-cache"
@@ -165,6 +165,7 @@ def quantize_cache(
                 nonfinite=nonfinite,
                 force=force,
                 advance=advance,
+                quantize=_quantizer(device),
             )
             for keys, path in zip(selected, paths, strict=True)
         ]
@@ -174,6 +175,16 @@ def quantize_cache(
     poor = [cache for cache in caches if _loses_much(cache)]
     if poor:
         out.note(_describe_loss(poor, len(caches), nonfinite))
+
+
+def _quantizer(device: str) -> Quantizer:
+    """On a GPU one kernel, where there is Triton for it; else torch's operations."""
+    from sdsa_kernels.availability import can_find
+    from sdsa_kernels.quantize_pages import quantize_keys
+    from sdsa_quant.nvfp4 import quantize_nvfp4
+
+    on_gpu = device.startswith("cuda") and can_find("triton")
+    return quantize_keys if on_gpu else quantize_nvfp4
 
 
 def _file_name(tensor: StoredTensor) -> str:
