@@ -14,7 +14,7 @@ from .availability import capability, device_index, multiprocessors, package_ver
 from .capture import refuse_capture_before_warmup
 from .checks import ScoreProblem
 from .cute_variants import ARCHITECTURES, variant_of
-from .plans import Plan
+from .plans import Plan, addresses_of
 
 if TYPE_CHECKING:
     from .cute_launch import LoadedKernel
@@ -97,17 +97,7 @@ def launch(problem: ScoreProblem) -> None:
     """
     if problem.groups == 0 or problem.max_context == 0:
         return
-    query_scales, key_scales = problem.query_scales, problem.key_scales
-    _plan(problem)(
-        problem.query.data_ptr(),
-        0 if query_scales is None else query_scales.data_ptr(),
-        problem.key_cache.data_ptr(),
-        0 if key_scales is None else key_scales.data_ptr(),
-        problem.block_table.data_ptr(),
-        problem.context_lengths.data_ptr(),
-        problem.requests.data_ptr(),
-        problem.scores.data_ptr(),
-    )
+    _plan(problem)(*addresses_of(problem))
 
 
 def make_plan(problem: ScoreProblem) -> Plan | None:

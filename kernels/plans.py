@@ -15,6 +15,8 @@ import torch
 
 from sdsa_quant.layout import KEY_ALIGNMENT_BYTES, SCALE_ALIGNMENT_BYTES
 
+from .checks import ScoreProblem
+
 # Launches a call given the addresses of query, query_scales, key_cache, key_scales, block_table,
 # context_lengths, requests and scores; 0 stands for scales that there are not.
 Plan = Callable[[int, int, int, int, int, int, int, int], None]
@@ -109,6 +111,21 @@ def launch_again(
         scores.data_ptr(),
     )
     return True
+
+
+def addresses_of(problem: ScoreProblem) -> tuple[int, int, int, int, int, int, int, int]:
+    """The addresses that a plan takes, of a checked call."""
+    query_scales, key_scales = problem.query_scales, problem.key_scales
+    return (
+        problem.query.data_ptr(),
+        0 if query_scales is None else query_scales.data_ptr(),
+        problem.key_cache.data_ptr(),
+        0 if key_scales is None else key_scales.data_ptr(),
+        problem.block_table.data_ptr(),
+        problem.context_lengths.data_ptr(),
+        problem.requests.data_ptr(),
+        problem.scores.data_ptr(),
+    )
 
 
 def remember(key: tuple[Any, ...], plan: Plan) -> None:

@@ -22,7 +22,7 @@ import torch
 from .availability import can_find, capability, device_index, multiprocessors
 from .capture import refuse_capture_before_warmup
 from .checks import BF16, NVFP4, ScoreProblem
-from .plans import Plan
+from .plans import Plan, addresses_of
 from .triton_launch import COMPILE_OPTIONS, has_gluon, interpreting
 
 _LEAST_CAPABILITY = (8, 0)
@@ -102,17 +102,7 @@ def launch(problem: ScoreProblem) -> None:
         with torch.cuda.device(index):
             _launch_portable(problem, _PORTABLE_PROGRAMS * multiprocessors(index))
         return
-    query_scales, key_scales = problem.query_scales, problem.key_scales
-    plan(
-        problem.query.data_ptr(),
-        0 if query_scales is None else query_scales.data_ptr(),
-        problem.key_cache.data_ptr(),
-        0 if key_scales is None else key_scales.data_ptr(),
-        problem.block_table.data_ptr(),
-        problem.context_lengths.data_ptr(),
-        problem.requests.data_ptr(),
-        problem.scores.data_ptr(),
-    )
+    plan(*addresses_of(problem))
 
 
 def make_plan(problem: ScoreProblem) -> Plan | None:
