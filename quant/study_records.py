@@ -29,6 +29,7 @@ RECORD_VERSION = "1"  # raised when a record means something else
 
 _DESCRIPTION = "study.json"
 _FINGERPRINT = "fingerprint"
+_RECORDS = "layer-*.request-*.safetensors"
 _DTYPES = {torch.float64: "F64", torch.int64: "I64"}
 
 
@@ -81,12 +82,17 @@ class StudyFolder:
 
     def remove(self) -> None:
         """Remove the records, the description and the folder, but nothing else that is in it."""
-        for pattern in ("layer-*.request-*.safetensors", ".layer-*.request-*.partial"):
+        for pattern in (_RECORDS, ".layer-*.request-*.partial"):
             for record in self.path.glob(pattern):
                 record.unlink()
         (self.path / _DESCRIPTION).unlink(missing_ok=True)
         if self.path.is_dir() and not any(self.path.iterdir()):
             self.path.rmdir()
+
+    def remove_unless_used(self) -> None:
+        """Remove a folder without any record, which no later run could go on from."""
+        if not any(self.path.glob(_RECORDS)):
+            self.remove()
 
     def has(self, layer: int, request: int) -> bool:
         """Whether the unit's record is there."""

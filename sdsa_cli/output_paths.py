@@ -22,20 +22,22 @@ def file_output(option: str, text: str) -> Path:
     InputError
         It names stdout, or a folder by a slash at its end.
     """
-    refuse_stdout(option, text)
+    require_name(option, text)
     if text.endswith(os.sep):
         raise InputError(f"{option} {text}: must name a file, it names a folder")
     return Path(text)
 
 
-def refuse_stdout(option: str, text: str) -> None:
-    """Refuse ``-``, where a file has to be named.
+def require_name(option: str, text: str) -> None:
+    """Refuse ``-``, where a file has to be named, and no name at all.
 
     Raises
     ------
     InputError
-        It is ``-``.
+        It is ``-`` or empty.
     """
+    if not text:
+        raise InputError(f"{option} must name a file, got no name")
     if text == STDOUT:
         raise InputError(f"{option} -: cannot be written to stdout; give it a name")
 
@@ -56,7 +58,7 @@ def output_paths(output: str, names: Sequence[str]) -> list[Path]:
     InputError
         Several names and one file, two names that give the same file, or stdout.
     """
-    refuse_stdout("-o", output)
+    require_name("-o", output)
     if not names_folder(output):
         if len(names) > 1:
             raise InputError(

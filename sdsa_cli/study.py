@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sdsa_quant.errors import SdsaError
+
 from .json_documents import strict_json
 from .options import DeviceOption, ForceFlag, JsonFlag, choose_device, examples
 from .output import Output
-from .output_paths import check_outputs, refuse_inputs, refuse_stdout
+from .output_paths import check_outputs, folders_made, refuse_inputs, require_name
 from .score_inputs import (
     DEFAULT_TOP_K,
     at_least_one,
@@ -245,7 +247,7 @@ def run_study(
 
     started = time.monotonic()
     study = open_study(inputs, settings, output / WORK_FOLDER, device)
-    with joined_ranks() as ranks:
+    with folders_made([study.folder.path]), joined_ranks() as ranks:
         ranks.in_step(lambda: study.folder.prepare(restart=force) if ranks.is_first else None)
         units = share_units(study.units(), ranks.rank, ranks.count)
         processes = workers or _default_workers(ranks.count, device)
@@ -255,7 +257,12 @@ def run_study(
             with sink.progress("measuring", cost if ranks.is_first else 0) as advance:
                 measure_with_workers(study, units, processes, advance)
 
-        ranks.in_step(measure)
+        try:
+            ranks.in_step(measure)
+        except SdsaError:
+            if ranks.is_first:  # by now no rank is at work
+                study.folder.remove_unless_used()
+            raise
         if not ranks.is_first:
             return None
         document = _write_report(
@@ -287,7 +294,7 @@ def _write_report(study: Study, output: Path, *, timing: Document, plots: bool) 
 
 
 def _check_outputs(folder: Path, inputs: Sequence[Path], *, force: bool) -> None:
-    refuse_stdout("-o", str(folder))
+    require_name("-o", str(folder))
     check_outputs([folder / REPORT_NAME], inputs, force=force)
     refuse_inputs([folder / CSV_NAME, folder / HTML_NAME], inputs)
 

@@ -89,6 +89,7 @@ def test_study_keeps_its_inputs(sdsa: Run, index: Path, name: str) -> None:
     ("arguments", "message"),
     [
         (("quantize-cache", "k", "-o", "-"), "-o -: cannot be written to stdout"),
+        (("quantize-cache", "k", "-o", ""), "-o must name a file"),
         (("score", "k", "--queries", "k", "-o", "-"), "-o -: cannot be written to stdout"),
         (("study", "k", "k", "-o", "-"), "-o -: cannot be written to stdout"),
         (("score", "k", "--queries", "k", "-o", "new/"), "-o new/: must name a file"),
@@ -121,6 +122,15 @@ def test_a_failed_run_leaves_no_folder(sdsa: Run, tmp_path: Path, fault: str) ->
     options = () if fault == "nan" else ("--device", "cuda")
     outcome = sdsa("quantize-cache", keys, "-o", tmp_path / "a" / "b" / "c", *options)
     assert outcome.exit_code in (2, 3)
+    assert os.listdir(tmp_path) == ["k.safetensors"]
+
+
+def test_a_study_that_measured_nothing_leaves_no_folder(sdsa: Run, tmp_path: Path) -> None:
+    path = tmp_path / "k.safetensors"
+    save_file({"keys": torch.ones(64, 128), "queries": torch.full((1, 128), torch.nan)}, path)
+    options = ("--no-plots", "--workers", "1", "--device", "cpu")
+    outcome = sdsa("study", path, path, "-o", tmp_path / "a" / "b", *options)
+    outcome.fails_with(2, "must be finite")
     assert os.listdir(tmp_path) == ["k.safetensors"]
 
 
