@@ -12,7 +12,7 @@ from sdsa_quant.metrics import RowAccuracy, count_nonfinite, row_accuracy
 from sdsa_quant.scores_file import ScoresWriter
 from sdsa_quant.top_k import top_k_indices
 
-from .score_cache import PieceScorer
+from .score_cache import PieceScorer, ScoreTask
 
 BEST_KEYS = 4  # that a row's description names
 
@@ -32,6 +32,11 @@ class RowScores:
     accuracy: RowAccuracy | None  # None without a baseline
 
 
+def stored_k(task: ScoreTask, top_k: Sequence[int]) -> int:
+    """How many keys are chosen for each row: the largest k, or all keys of the longest group."""
+    return max(1, min(max(top_k), max(task.group_lengths)))
+
+
 def score_rows(
     scorer: PieceScorer,
     *,
@@ -48,7 +53,7 @@ def score_rows(
     scorer : PieceScorer
         What to score.
     top_k : sequence of int
-        The k to measure recall and mass for; the largest is also what `writer` stores.
+        The k to measure recall and mass for; `writer` stores `stored_k` of them.
     softmax_scale : float
         What a score is multiplied by before the softmax of mass@k.
     read_keys : callable, optional
@@ -59,12 +64,13 @@ def score_rows(
         Is told how many rows have been finished since the last call.
     """
     task = scorer.task
+    chosen = stored_k(task, top_k)
     rows: list[RowScores] = []
     for first_row, scores in scorer.pieces():
         first = first_row // task.rows_per_group
         stop = first + scores.shape[0] // task.rows_per_group
         lengths = task.context_lengths[first:stop].repeat_interleave(task.rows_per_group)
-        indices = top_k_indices(scores, max(top_k), lengths)
+        indices = top_k_indices(scores, chosen, lengths)
         if writer is not None:
             writer.write_rows(first_row, scores, indices)
         best_keys = indices[:, :BEST_KEYS].tolist()

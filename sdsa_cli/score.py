@@ -272,6 +272,7 @@ def _scores_writer(
     options: ScoreOptions, queries: Queries, scorer: PieceScorer, force: bool
 ) -> AbstractContextManager[ScoresWriter | None]:
     """The writer of ``-o``, or a context of None without it."""
+    from sdsa_kernels.score_rows import stored_k
     from sdsa_quant.scores_file import ScoresWriter
 
     if options.output is None:
@@ -283,7 +284,7 @@ def _scores_writer(
         task.requests,
         rows=task.rows,
         max_context=task.max_context,
-        top_k=max(options.top_k),
+        top_k=stored_k(task, options.top_k),
         source={
             "cache": options.cache.name,
             "queries": options.queries.name,

@@ -247,6 +247,12 @@ def test_k_is_cut_to_each_rows_length(files: Files) -> None:
     assert report["accuracy"]["top_k"][0]["rows_longer_than_k"] == 0
 
 
+def test_a_k_beyond_every_length_takes_no_memory(files: Files) -> None:
+    # 2^31 - 1 indices a row would be 103 GB.
+    files.score("--top-k", "5,2147483647", "-o", files.folder / "scores").is_clean()
+    assert load_file(files.folder / "scores")["top_k_indices"].shape == (6, max(LENGTHS))
+
+
 def test_lengths_that_are_all_zero(files: Files) -> None:
     write_cache(files.cache, files.key_values[:0], [0, 0, 0])
     output = files.folder / "scores.safetensors"
