@@ -26,7 +26,7 @@ class Baseline:
 
     path: Path
     kind: str  # "keys" or "cache"
-    name: str | None  # the keys' tensor; None for a cache
+    name: str | None  # the keys' tensor; None for a cache that does not say
     dtype: str  # as safetensors writes it
     read_keys: KeyReader
 
@@ -42,7 +42,8 @@ def open_baseline(path: str | Path, cache: CacheFile, name: str | None = None) -
     cache : CacheFile
         The cache to measure.
     name : str, optional
-        The keys' tensor, for a keys file; see `select_keys`.
+        The keys' tensor, for a keys file; by default the one that the cache says it was made from,
+        else see `select_keys`.
 
     Raises
     ------
@@ -58,6 +59,8 @@ def open_baseline(path: str | Path, cache: CacheFile, name: str | None = None) -
         if name is not None:
             raise InputError(f"{path}: is a cache, which has no tensor to choose; leave out --keys")
         return _cache_baseline(path, cache)
+    if name is None and _tensor_of(cache.header.source) in source:
+        name = _tensor_of(cache.header.source)
     tensors = select_keys(source, name)
     if len(tensors) != 1:
         raise InputError(
@@ -66,6 +69,22 @@ def open_baseline(path: str | Path, cache: CacheFile, name: str | None = None) -
         )
     keys = _divide(source, tensors[0].name, cache)
     return Baseline(path, "keys", keys.name, keys.tensor.dtype, keys.read)
+
+
+def describe_other_source(cache: CacheFile, baseline: Baseline) -> str | None:
+    """Where a cache and its baseline say that they hold different tensors; None otherwise."""
+    mine, other = _tensor_of(cache.header.source), baseline.name
+    if not mine or other is None or mine == other:
+        return None
+    return (
+        f"{cache.path} was made from tensor {mine}, the baseline is {other}: "
+        f"unless they hold the same keys, the accuracy means nothing"
+    )
+
+
+def _tensor_of(source: str) -> str:
+    """The tensor in a cache's header field ``file:tensor``; empty where it names only a file."""
+    return source.partition(":")[2]
 
 
 def _cache_baseline(path: Path, cache: CacheFile) -> Baseline:
@@ -91,7 +110,7 @@ def _cache_baseline(path: Path, cache: CacheFile) -> Baseline:
     return Baseline(
         path,
         "cache",
-        None,
+        _tensor_of(other.header.source) or None,
         "BF16",
         lambda request, start, stop: gather_keys(paged, request, start, stop),
     )

@@ -69,8 +69,10 @@ def _default_queries(source: TensorSource) -> StoredTensor:
         if name in source:
             return source[name]
     tensors = list(source)
-    if len(tensors) == 1:
-        return tensors[0]
+    # Requests or positions may lie beside the rows; they are integers.
+    candidates = [each for each in tensors if each.dtype in _FLOAT_DTYPES] or tensors
+    if len(candidates) == 1:
+        return candidates[0]
     raise InputError(
         f"{source.path}: which tensor holds the query rows has to be said with --query-name; "
         f"{source.describe_names()}"

@@ -25,6 +25,7 @@ def report(
     ] = True,
 ) -> None:
     """Make a study's table, pictures and page again from its report.json, and print its tables."""
+    folder = folder.parent if folder.is_file() else folder  # the folder's report.json will do
     document = read_document(folder)
     if plots:
         require_matplotlib()

@@ -208,7 +208,7 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
     from sdsa_kernels.score_rows import score_rows
     from sdsa_kernels.score_timing import time_scorer
     from sdsa_quant.accuracy import summarize_accuracy, summarize_longer_rows
-    from sdsa_quant.baseline_file import open_baseline
+    from sdsa_quant.baseline_file import describe_other_source, open_baseline
     from sdsa_quant.cache_file import validate_cache
     from sdsa_quant.query_file import read_queries
 
@@ -218,6 +218,8 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
     baseline = None
     if options.baseline is not None:
         baseline = open_baseline(options.baseline, cache, options.keys)
+        if doubt := describe_other_source(cache, baseline):
+            sink.note(doubt)
     scorer = PieceScorer(_plan(options, cache, queries), options.chunk)
     outputs = [] if options.output is None else [options.output]
     with (

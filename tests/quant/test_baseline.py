@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 from caches import write_cache
 from sdsa_quant import baseline
 from sdsa_quant.baseline import baseline_scores
-from sdsa_quant.baseline_file import open_baseline
+from sdsa_quant.baseline_file import describe_other_source, open_baseline
 from sdsa_quant.cache_file import CacheFile
 from sdsa_quant.errors import CheckFailedError, InputError
 
@@ -138,3 +139,27 @@ def test_keys_of_one_head_are_a_baseline(
     read_keys = open_baseline(tmp_path / "head.safetensors", cache).read_keys
     assert torch.equal(read_keys(3, 0, 64), keys[75:139])
     assert torch.equal(read_keys(0, 5, 70), keys[5:70])
+
+
+def of_layer(path: Path, keys: torch.Tensor, layer: int, values: str = "nvfp4") -> CacheFile:
+    """A cache whose header says that it was made from one layer's tensor of several."""
+    cache = write_cache(path, keys, LENGTHS, values)
+    return replace(cache, header=replace(cache.header, source=f"keys.safetensors:layers.{layer}.k"))
+
+
+def test_the_cache_says_which_tensor_is_its_baseline(tmp_path: Path, keys: torch.Tensor) -> None:
+    path = tmp_path / "keys.safetensors"
+    save_file({"layers.0.k": keys, "layers.1.k": keys * 2}, path)
+    cache = of_layer(tmp_path / "cache.safetensors", keys * 2, 1)
+    opened = open_baseline(path, cache)
+    assert opened.name == "layers.1.k"
+    assert describe_other_source(cache, opened) is None
+
+
+def test_a_baseline_of_another_layer_is_remarked_on(tmp_path: Path, keys: torch.Tensor) -> None:
+    path = tmp_path / "keys.safetensors"
+    save_file({"layers.0.k": keys, "layers.1.k": keys * 2}, path)
+    cache = of_layer(tmp_path / "cache.safetensors", keys * 2, 1)
+    doubt = describe_other_source(cache, open_baseline(path, cache, "layers.0.k"))
+    assert doubt is not None
+    assert "made from tensor layers.1.k, the baseline is layers.0.k" in doubt

@@ -71,6 +71,11 @@ def test_refuses_what_is_no_query(
     assert f"{path}: tensor queries" in str(raised.value)
 
 
+def test_integers_beside_the_only_rows_are_not_rows(path: Path) -> None:
+    save_file({"index_q": torch.zeros(4, 128), "requests": torch.zeros(2).long()}, path)
+    assert read_queries(path).tensor.name == "index_q"
+
+
 def test_refuses_to_guess(path: Path) -> None:
     save_file({"a": ROWS, "b": ROWS.clone()}, path)
     with pytest.raises(InputError, match=r"--query-name; found a \(BF16 \[4, 128\]\), b"):
