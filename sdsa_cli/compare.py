@@ -23,6 +23,9 @@ EXAMPLES = examples(
 )
 _STATISTICS = ("mean", "p1", "minimum")
 _CHANGES_SHOWN = 40
+_SETTINGS_NAMED = 6
+_BEYOND = " *"
+_SAMPLING_OPTIONS = ("causal", "lengths", "requests", "rows_per_group", "positions")
 
 Key = tuple[str, str, str]  # layer ("" for all), setting, measure
 
@@ -80,7 +83,8 @@ def compare(
     """
     if not tolerance >= 0:
         raise InputError(f"--tolerance must be 0 or more, got {tolerance}")
-    changes = find_changes(read_document(before), read_document(after))
+    documents = read_document(before), read_document(after)
+    changes = find_changes(*documents)
     beyond = [change for change in changes if change.size > tolerance]
     sink = Output(as_json=as_json)
     sink.document(
@@ -95,7 +99,7 @@ def compare(
             },
         )
     )
-    sink.result(*_tables(changes, tolerance))
+    sink.result(*_describe_inputs(*documents), *_tables(changes, tolerance))
     if beyond:
         largest = beyond[0]
         raise CheckFailedError(
@@ -141,19 +145,51 @@ def _fields(change: Change, tolerance: float) -> Document:
 def _tables(changes: list[Change], tolerance: float) -> list[object]:
     if not changes:
         return ["No recall and no mass differs."]
+    moved = [change for change in changes if change.difference is not None]
+    lines: list[object] = []
+    if moved:
+        lines.append(_moved_table(moved[:_CHANGES_SHOWN], tolerance))
+    if any(change.size > tolerance for change in moved):
+        lines.append(f"{_BEYOND.strip()} beyond the tolerance of {tolerance:g}")
+    if len(moved) > _CHANGES_SHOWN:
+        lines.append(f"and {len(moved) - _CHANGES_SHOWN} smaller changes")
+    for study, direction in (("A", "gone"), ("B", "new")):
+        alone = [change for change in changes if change.direction == direction]
+        if alone:
+            lines.append(f"Only in {study}: {len(alone)} values, of {_name_settings(alone)}")
+    return lines
+
+
+def _moved_table(changes: list[Change], tolerance: float) -> object:
     result = table("layer", "setting", "measure", "A", "B", "change", "", numbers_from=3)
-    for change in changes[:_CHANGES_SHOWN]:
+    for change in changes:
         result.add_row(
             change.layer or "all",
             change.setting,
-            change.measure,
+            change.measure.replace("minimum", "min"),
             _value(change.before),
             _value(change.after),
-            "" if change.difference is None else f"{change.difference:+.5f}",
-            change.direction + (" (beyond)" if change.size > tolerance else ""),
+            f"{change.difference:+.5f}",
+            change.direction + (_BEYOND if change.size > tolerance else ""),
         )
-    hidden = len(changes) - _CHANGES_SHOWN
-    return [result, *([f"and {hidden} smaller changes"] if hidden > 0 else [])]
+    return result
+
+
+def _name_settings(changes: list[Change]) -> str:
+    """The layers and settings that only one study has, the first few by name."""
+    names = list(dict.fromkeys(f"{each.layer or 'all layers'} {each.setting}" for each in changes))
+    more = f" and {len(names) - _SETTINGS_NAMED} more" if len(names) > _SETTINGS_NAMED else ""
+    return "; ".join(names[:_SETTINGS_NAMED]) + more
+
+
+def _describe_inputs(before: Document, after: Document) -> list[str]:
+    """One line for each option that the studies were made with differently."""
+    ours, theirs = before["inputs"], after["inputs"]
+    return [
+        f"Made differently: {name} was {ours.get(name)} in A, {theirs.get(name)} in B"
+        for name in _SAMPLING_OPTIONS
+        if ours.get(name) != theirs.get(name)
+    ]
 
 
 def _value(value: float | None) -> str:
