@@ -148,6 +148,8 @@ def bench(
         inputs = [] if lengths_file is None else [lengths_file]
         check_outputs([report_file], inputs, force=force)
     sink = Output(as_json=json == STDOUT)
+    if options.device == "cpu" and (hot or options.calls_per_replay > 1):
+        sink.note("--hot and --calls-per-replay are about graph replays; on a CPU they do nothing")
     results = run_bench(options, sink)
     document = _document(options, results)
     if report_file is not None:  # first, so that it is there even if nobody reads stdout

@@ -9,10 +9,10 @@ import typer
 
 from sdsa_quant.errors import InputError
 
-from .inspect_text import counted
 from .json_documents import command_document
 from .options import JsonFlag, examples
 from .output import Output, fields_table, heading, table
+from .text import counted
 
 if TYPE_CHECKING:
     from sdsa_quant.tensor_source import StoredTensor, TensorSource

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from .inspect_cache import check_cache
-from .inspect_text import counted
 from .json_documents import command_document
 from .output import Output, heading, table
+from .text import counted
 
 
 def cache_files(folder: str) -> list[Path]:

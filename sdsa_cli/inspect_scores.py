@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .inspect_text import counted, describe_lengths
+from .inspect_text import describe_lengths
 from .json_documents import command_document
 from .output import Output, fields_table, heading, table
-from .text import byte_count
+from .text import byte_count, counted
 
 if TYPE_CHECKING:
     from sdsa_quant.scores_file import ScoresFile

@@ -22,8 +22,3 @@ def describe_lengths(lengths: Sequence[int]) -> str:
         return f"{_BETWEEN.join(f'{length:,}' for length in lengths)} ({total})"
     middle = statistics.median(lengths)
     return f"{min(lengths):,} to {max(lengths):,} (median {middle:,.0f}, {total})"
-
-
-def counted(count: int, noun: str) -> str:
-    """``1 tensor``, ``2 tensors``."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -66,8 +66,8 @@ def study(
         typer.Option(
             "--keys",
             metavar="NAME",
-            help="Key tensors: a name, or a pattern such as 'layers.*.keys'; default: keys or "
-            "*.keys. Layers are matched by the numbers in the names.",
+            help="Key tensors: a name, or a pattern such as 'layers.*.keys'; default: keys, "
+            "*.keys, *.key or *.k. Layers are matched by the numbers in the names.",
         ),
     ] = None,
     query_name: Annotated[
@@ -75,7 +75,7 @@ def study(
         typer.Option(
             "--query-name",
             metavar="NAME",
-            help="Query tensors, likewise; default: queries or *.queries.",
+            help="Query tensors, likewise; default: queries and so on.",
         ),
     ] = None,
     lengths: Annotated[
@@ -190,8 +190,9 @@ def study(
 
     Every combination of the listed formats and transforms is measured against the unquantized keys.
     The folder gets report.json, report.csv, report.html and pictures. A study that was interrupted
-    continues where it was when the same command is run again. The result is the same to the bit
-    however often that happens, and for any number of processes, under torchrun too.
+    continues where it was when the same command is run again. The result is the same to the bit,
+    but for the time it took, however often that happens and for any number of processes, under
+    torchrun too.
     """
     from sdsa_quant.study_inputs import StudyInputs
 

@@ -17,7 +17,7 @@ from .study_document import (
     setting_label,
     transforms,
 )
-from .text import error_size, percent, similarity
+from .text import counted, error_size, percent, similarity
 
 _FIRST_COLUMN = 14  # characters: the longest name of a format, set in by two
 _LAYERS_SHOWN = 3  # at each end of the table of layers
@@ -42,10 +42,11 @@ def summary_fields(document: Document) -> dict[str, str]:
     layers, first = document["layers"], overall_results(document)[0]["accuracy"]
     fields = {
         "layers": f"{len(layers)}, {sum(layer['keys'] for layer in layers):,} keys of "
-        f"{sum(layer['requests'] for layer in layers):,} requests",
+        f"{counted(sum(layer['requests'] for layer in layers), 'request')}",
         "query rows": f"{first['rows']:,}, {first['rows_measured']:,} measured"
         + (", causal" if document["inputs"]["causal"] else ""),
-        "settings": f"{len(formats(document))} formats x {len(transforms(document))} transforms",
+        "settings": f"{counted(len(formats(document)), 'format')} x "
+        f"{counted(len(transforms(document)), 'transform')}",
     }
     if first["rows_empty"]:
         fields["left out"] = f"{first['rows_empty']:,} rows of length 0"

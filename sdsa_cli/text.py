@@ -59,3 +59,8 @@ def describe_transform(header: CacheHeader) -> str:
         f"gain {power_of_two(header.gain)}" if header.gain != 1 else "",
     ]
     return ", ".join(part for part in parts if part) or "none"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 tensor``, ``2 tensors``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -50,6 +50,12 @@ def test_document(sdsa: Run) -> None:
     assert first["host_us"] is None
 
 
+def test_options_of_graphs_are_remarked_on_without_a_gpu(sdsa: Run) -> None:
+    outcome = sdsa("bench", "--shape", "1,1,64", "--values", "bf16", "--hot", *QUICK)
+    assert outcome.exit_code == 0
+    assert "on a CPU they do nothing" in outcome.stderr
+
+
 def test_table_and_file(sdsa: Run, tmp_path: Path) -> None:
     report = tmp_path / "bench.json"
     lengths = tmp_path / "lengths.txt"
