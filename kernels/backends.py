@@ -99,12 +99,7 @@ def auto_order(problem: ScoreProblem) -> tuple[Backend, ...]:
     Triton with BF16 keys, where Triton leads.
     """
     cute, triton, torch_backend = BACKENDS
-    on_cuda = problem.device.type == "cuda"
-    if (
-        on_cuda
-        and problem.key_format == BF16
-        and capability(device_index(problem.device)) == (9, 0)
-    ):
+    if problem.key_format == BF16 and _is_sm90(problem.device):
         return triton, cute, torch_backend
     return BACKENDS
 
