@@ -34,6 +34,14 @@ DeviceOption = Annotated[
         "--device", metavar="DEVICE", help="cpu, cuda or cuda:N; auto takes a GPU if any."
     ),
 ]
+SoftmaxScaleOption = Annotated[
+    float | None,
+    typer.Option(
+        "--softmax-scale",
+        metavar="SCALE",
+        help="Multiplies a score before the softmax of mass@k; default: 1/sqrt(128).",
+    ),
+]
 BackendOption = Annotated[
     Literal["auto", "torch", "triton", "cute"],
     typer.Option(

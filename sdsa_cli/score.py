@@ -18,6 +18,7 @@ from .options import (
     DeviceOption,
     ForceFlag,
     JsonFile,
+    SoftmaxScaleOption,
     choose_device,
     examples,
     json_file,
@@ -120,14 +121,7 @@ def score(
             help="Numbers of keys an indexer selects: recall is of each, -o stores the largest.",
         ),
     ] = DEFAULT_TOP_K,
-    softmax_scale: Annotated[
-        float | None,
-        typer.Option(
-            "--softmax-scale",
-            metavar="SCALE",
-            help="Multiplies a score before the softmax of mass@k; default: 1/sqrt(128).",
-        ),
-    ] = None,
+    softmax_scale: SoftmaxScaleOption = None,
     graph_replay: Annotated[
         int | None,
         typer.Option(

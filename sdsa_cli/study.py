@@ -13,7 +13,14 @@ import typer
 from sdsa_quant.errors import SdsaError
 
 from .json_documents import strict_json
-from .options import DeviceOption, ForceFlag, JsonFlag, choose_device, examples
+from .options import (
+    DeviceOption,
+    ForceFlag,
+    JsonFlag,
+    SoftmaxScaleOption,
+    choose_device,
+    examples,
+)
 from .output import Output
 from .output_paths import check_outputs, folders_made, refuse_inputs, require_name
 from .score_inputs import (
@@ -153,14 +160,7 @@ def study(
     top_k: Annotated[
         str, typer.Option("--top-k", metavar="LIST", help="Numbers of keys an indexer selects.")
     ] = DEFAULT_TOP_K,
-    softmax_scale: Annotated[
-        float | None,
-        typer.Option(
-            "--softmax-scale",
-            metavar="SCALE",
-            help="Multiplies a score before the softmax of mass@k; default: 1/sqrt(128).",
-        ),
-    ] = None,
+    softmax_scale: SoftmaxScaleOption = None,
     fail_below: Annotated[
         list[str] | None,
         typer.Option(
