@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import safetensors
 import torch
@@ -30,7 +29,7 @@ from .layout import (
     SCALES_PER_KEY,
 )
 from .paging import BF16, NVFP4, PagedKeys, page_views, record_bytes
-from .safetensors_writer import HeaderEntry, begin_file, write_tensor
+from .safetensors_writer import HeaderEntry, StreamedFile, write_tensor
 from .scale_order import (
     LINEAR,
     TILE_ROWS,
@@ -84,7 +83,7 @@ def sequential_block_table(context_lengths: Sequence[int]) -> torch.Tensor:
     return table
 
 
-class CacheWriter:
+class CacheWriter(StreamedFile):
     """Write a cache file a few pages at a time, in bounded memory and atomically.
 
     A context manager: the file gets its final name when the block ends without an exception and
@@ -136,9 +135,8 @@ class CacheWriter:
         }
         if key_mean is not None:
             known["key_mean"] = key_mean.float().cpu()
-        self._written = 0
-        self._file, self._offsets, self.file_bytes = begin_file(
-            path, tensors, header.metadata(), known, force=force
+        super().__init__(
+            path, tensors, header.metadata(), known, parts=self.pages, noun="pages", force=force
         )
 
     def write_pages(
@@ -218,21 +216,6 @@ class CacheWriter:
 
     def _write_tensor(self, offset: int, tensor: torch.Tensor) -> None:
         write_tensor(self._file, offset, tensor)
-
-    def __enter__(self) -> CacheWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None and self._written != self.pages:
-            missing = InputError(f"{self.pages} pages must be written, got {self._written}")
-            self._file.__exit__(InputError, missing, None)
-            raise missing
-        self._file.__exit__(kind, error, trace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,15 @@ import ctypes
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
 
 import torch
 
 from .atomic_file import AtomicFile
+from .errors import InputError
+
+Self = TypeVar("Self", bound="StreamedFile")
 
 _HEADER_ALIGNMENT = 64  # so that the first tensor starts at a multiple of it in the mapped file
 
@@ -51,29 +56,72 @@ def header_bytes(
     return len(text).to_bytes(8, "little") + text, offsets
 
 
-def begin_file(
-    path: str | Path,
-    tensors: dict[str, HeaderEntry],
-    metadata: dict[str, str],
-    known: dict[str, torch.Tensor],
-    *,
-    force: bool,
-) -> tuple[AtomicFile, dict[str, int], int]:
-    """Start a file: its header and the tensors that are `known` already are written.
+class StreamedFile:
+    """A safetensors file that is written in parts, in any order, in bounded memory and atomically.
 
-    Returns the open file, where each tensor starts in it, and the bytes that it will have in the
-    end. Errors are as those of `AtomicFile`; nothing is left behind then.
+    A context manager: the file gets its final name when the block ends without an exception and
+    every part was written, and is removed otherwise.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    tensors : dict of str to HeaderEntry
+        Every tensor, in file order.
+    metadata : dict of str to str
+        The header's metadata.
+    known : dict of str to torch.Tensor
+        Tensors that are written at once.
+    parts : int
+        How many parts (pages, rows) there are to write besides.
+    noun : str
+        What a part is called.
+    force : bool
+        Whether to replace an existing file.
+
+    Raises
+    ------
+    ValueError
+        As `AtomicFile`; nothing is left behind then.
     """
-    start, offsets = header_bytes(tensors, metadata)
-    file = AtomicFile(path, force=force)
-    try:
-        file.write_at(0, start)
-        for name, tensor in known.items():
-            write_tensor(file, offsets[name], tensor)
-    except BaseException:
-        file.discard()
-        raise
-    return file, offsets, len(start) + sum(tensor.bytes for tensor in tensors.values())
+
+    def __init__(
+        self,
+        path: str | Path,
+        tensors: dict[str, HeaderEntry],
+        metadata: dict[str, str],
+        known: dict[str, torch.Tensor],
+        *,
+        parts: int = 0,
+        noun: str = "parts",
+        force: bool = False,
+    ) -> None:
+        start, self._offsets = header_bytes(tensors, metadata)
+        self.file_bytes = len(start) + sum(tensor.bytes for tensor in tensors.values())
+        self._parts, self._noun, self._written = parts, noun, 0
+        self._file = AtomicFile(path, force=force)
+        try:
+            self._file.write_at(0, start)
+            for name, tensor in known.items():
+                write_tensor(self._file, self._offsets[name], tensor)
+        except BaseException:
+            self._file.discard()
+            raise
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None and self._written != self._parts:
+            missing = InputError(f"{self._parts} {self._noun} must be written, got {self._written}")
+            self._file.__exit__(InputError, missing, None)
+            raise missing
+        self._file.__exit__(kind, error, trace)
 
 
 def write_tensor(file: AtomicFile, offset: int, tensor: torch.Tensor) -> None:

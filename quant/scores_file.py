@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
 from .cache_file import open_safetensors
 from .errors import InputError
 from .layout import MAX_ROWS
-from .safetensors_writer import HeaderEntry, begin_file, write_tensor
+from .safetensors_writer import HeaderEntry, StreamedFile, write_tensor
 
 FORMAT = "sdsa-scores"
 VERSION = "1"
@@ -50,7 +49,7 @@ class ScoresShape:
         }
 
 
-class ScoresWriter:
+class ScoresWriter(StreamedFile):
     """Write a scores file row after row, in bounded memory and atomically.
 
     A context manager: the file gets its final name when the block ends without an exception, and is
@@ -91,10 +90,7 @@ class ScoresWriter:
         tensors = self.shape.tensors()
         metadata = {"format": FORMAT, "version": VERSION, **source}
         known = {"context_lengths": context_lengths.cpu(), "requests": requests.cpu()}
-        self._written = 0
-        self._file, self._offsets, self.file_bytes = begin_file(
-            path, tensors, metadata, known, force=force
-        )
+        super().__init__(path, tensors, metadata, known, parts=rows, noun="rows", force=force)
 
     def write_rows(self, first_row: int, scores: torch.Tensor, top_k_indices: torch.Tensor) -> None:
         """Write consecutive rows; every row of the file exactly once.
@@ -133,21 +129,6 @@ class ScoresWriter:
     def _write_rows_of(self, name: str, first_row: int, values: torch.Tensor) -> None:
         row_bytes = values.shape[1] * _ELEMENT_BYTES
         write_tensor(self._file, self._offsets[name] + first_row * row_bytes, values.cpu())
-
-    def __enter__(self) -> ScoresWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None and self._written != self.shape.rows:
-            missing = InputError(f"{self.shape.rows} rows must be written, got {self._written}")
-            self._file.__exit__(InputError, missing, None)
-            raise missing
-        self._file.__exit__(kind, error, trace)
 
 
 @dataclass(frozen=True, slots=True)

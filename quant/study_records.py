@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from .atomic_file import AtomicFile, write_text
+from .atomic_file import write_text
 from .block_profile import BlockProfile
 from .cache_file import open_safetensors
 from .errors import InputError
-from .safetensors_writer import HeaderEntry, header_bytes, write_tensor
+from .safetensors_writer import HeaderEntry, StreamedFile
 from .study_inputs import StudyInputs, StudyLayer
 from .study_settings import StudySettings
 from .study_unit import UnitResult
@@ -111,11 +111,9 @@ class StudyFolder:
             name: HeaderEntry(_DTYPES[tensor.dtype], tuple(tensor.shape), tensor.nbytes)
             for name, tensor in tensors.items()
         }
-        start, offsets = header_bytes(entries, {_FINGERPRINT: self.fingerprint})
-        with AtomicFile(self._path_of(layer, request), force=True) as file:
-            file.write_at(0, start)
-            for name, tensor in tensors.items():
-                write_tensor(file, offsets[name], tensor)
+        metadata = {_FINGERPRINT: self.fingerprint}
+        with StreamedFile(self._path_of(layer, request), entries, metadata, tensors, force=True):
+            pass  # every tensor is known from the start
 
     def read(self, layer: int, request: int) -> UnitResult:
         """Read a unit's result back, the same bits.
