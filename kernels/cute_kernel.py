@@ -32,7 +32,17 @@ from .cute_ptx import (
     opaque_zero,
     prefetch_to_l2,
 )
-from .cute_schedule import WARP, Lengths, Place, Worker, find_place, find_share, units_of_keys
+from .cute_schedule import (
+    LATE_WAVE_MINIMUM_UNITS,
+    WARP,
+    Lengths,
+    Place,
+    Worker,
+    find_place,
+    find_share,
+    schedule_bytes,
+    units_of_keys,
+)
 
 # Measured on an H200 (docs/cute.md): with two CTAs on an SM, a third stage costs 3 %.
 WARPS = 8
@@ -40,7 +50,6 @@ STAGES = 2
 THREADS = WARP * WARPS
 BARRIER_BYTES = 8
 CACHE_LINE = 128
-SCHEDULE_BYTES = 4 * (THREADS + WARPS)
 
 
 class Pages(NamedTuple):
@@ -76,7 +85,7 @@ def stage_bytes(operands: Operands) -> int:
 
 
 def shared_bytes(operands: Operands) -> int:
-    return WARPS * STAGES * (stage_bytes(operands) + BARRIER_BYTES) + SCHEDULE_BYTES
+    return WARPS * STAGES * (stage_bytes(operands) + BARRIER_BYTES) + schedule_bytes(THREADS)
 
 
 class Feed(NamedTuple):
@@ -274,7 +283,8 @@ def score_kernel(
     query_rows = QueryRows(query, query_stride, query_scales, query_scale_stride, rows)
     score_rows = ScoreRows(scores, score_stride, rows, max_context, aligned != 0)
     pages = Pages(keys, key_stride, key_scales, key_scale_stride, table, table_stride, adjacent)
-    worker = Worker(warp, cta, WARPS, first_ctas, ctas - first_ctas)
+    late_ctas = ctas - first_ctas
+    worker = Worker(warp, cta, WARPS, first_ctas, late_ctas, LATE_WAVE_MINIMUM_UNITS)
     place, left = find_share(source, worker, scratch, THREADS)
     if left > 0:
         score_share(operands, source, query_rows, score_rows, pages, ring, place, left)

@@ -22,6 +22,11 @@ LATE_WAVE_SHIFT = 4
 LATE_WAVE_MINIMUM_UNITS = 12
 
 
+def schedule_bytes(threads: int) -> int:
+    """Shared memory that `find_share` needs, in bytes."""
+    return 4 * (threads + threads // WARP)
+
+
 class Lengths(NamedTuple):
     """The groups, as the launch got them."""
 
@@ -46,7 +51,7 @@ def units_of_keys(source: Lengths, keys: Int32) -> Int32:
     return (keys + ((1 << source.unit_shift) - 1)) >> source.unit_shift
 
 
-def _keys_and_request(source: Lengths, group: Int32) -> tuple[Int32, Int32]:
+def keys_and_request(source: Lengths, group: Int32) -> tuple[Int32, Int32]:
     """Length of a group, 0 for one past the last, and its request."""
     inside = group < source.groups
     offset = Int64(cutlass.select_(inside, group, Int32(0))) * 4
@@ -79,7 +84,7 @@ class _Window(NamedTuple):
 
 
 def _load_window(source: Lengths, first_group: Int32) -> _Window:
-    keys, request = _keys_and_request(source, first_group + cute.arch.lane_idx())
+    keys, request = keys_and_request(source, first_group + cute.arch.lane_idx())
     units = units_of_keys(source, keys)
     return _Window(keys, request, units, _sum_up_to_lane(units))
 
@@ -111,13 +116,14 @@ def find_place(source: Lengths, group: Int32, skip: Int32) -> Place:
 
 
 class Worker(NamedTuple):
-    """A warp of the grid. The first wave of CTAs fills the GPU, a second one may follow."""
+    """Who takes a share, a warp or a CTA; a first wave of CTAs fills the GPU, a second may follow."""
 
-    warp: Int32  # in its CTA
+    index: Int32  # in its CTA
     cta: Int32
-    warps: int  # of a CTA
+    per_cta: int
     first_ctas: Int32
     late_ctas: Int32
+    late_wave_units: int  # units for every worker of the first wave from which a second one pays
 
 
 def _split(units: Int32, rank: Int32, ranks: Int32) -> tuple[Int32, Int32]:
@@ -128,7 +134,7 @@ def _split(units: Int32, rank: Int32, ranks: Int32) -> tuple[Int32, Int32]:
 
 
 def _share_of(total: Int32, worker: Worker) -> tuple[Int32, Int32]:
-    """First unit and number of units of a warp's share.
+    """First unit and number of units of a worker's share.
 
     Some SMs get more memory bandwidth than others, and equal shares leave them idle at the end. So
     of a long list the last part is kept for the second wave, whose CTAs start where others ended.
@@ -136,15 +142,15 @@ def _share_of(total: Int32, worker: Worker) -> tuple[Int32, Int32]:
     """
     late = worker.cta >= worker.first_ctas
     worth = (worker.late_ctas > 0) & (
-        total >= worker.first_ctas * (worker.warps * LATE_WAVE_MINIMUM_UNITS)
+        total >= worker.first_ctas * (worker.per_cta * worker.late_wave_units)
     )
     late_units = cutlass.select_(worth, total >> LATE_WAVE_SHIFT, Int32(0))
     ctas = cutlass.select_(late, worker.late_ctas, worker.first_ctas)
     cta = worker.cta - cutlass.select_(late, worker.first_ctas, Int32(0))
     start, count = _split(
         cutlass.select_(late, late_units, total - late_units),
-        worker.warp * ctas + cta,
-        ctas * worker.warps,
+        worker.index * ctas + cta,
+        ctas * worker.per_cta,
     )
     return start + cutlass.select_(late, total - late_units, Int32(0)), count
 
@@ -153,14 +159,12 @@ def _share_of(total: Int32, worker: Worker) -> tuple[Int32, Int32]:
 def find_share(
     source: Lengths, worker: Worker, scratch: Int32, threads: cutlass.Constexpr[int]
 ) -> tuple[Place, Int32]:
-    """Where the share of a warp starts, and its number of units; all threads of a CTA together.
+    """Where the share of a worker starts, and its number of units; all threads of a CTA together.
 
     Up to 32 groups, every warp sums the lengths alone. More are split over the threads, `chunk`
-    groups each, and the sums meet in shared memory: `scratch` holds ``threads + threads / 32``
-    ints. A share without units gets a place that must not be used.
+    groups each, and the sums meet in shared memory: `scratch` has `schedule_bytes`. A share without units gets a place that must not be used.
     """
     warps = threads // WARP
-    chunk_shift = threads.bit_length() - 1
     count = Int32(0)
     place = Place(Int32(0), Int32(0), Int32(0), Int32(0))
     if source.groups <= WARP:
@@ -172,10 +176,10 @@ def find_share(
         thread, _, _ = cute.arch.thread_idx()
         lane = cute.arch.lane_idx()
         warp_totals = scratch + threads * 4
-        chunk = (source.groups + (threads - 1)) >> chunk_shift
+        chunk = Int32(Uint32(source.groups + (threads - 1)) // Uint32(threads))
         mine = Int32(0)
         for i in cutlass.range(chunk, unroll=4):
-            keys, _ = _keys_and_request(source, thread * chunk + i)
+            keys, _ = keys_and_request(source, thread * chunk + i)
             mine += units_of_keys(source, keys)
         upto = _sum_up_to_lane(mine)
         store_shared_int(scratch + thread * 4, upto)
