@@ -27,7 +27,11 @@ _SOURCES = (
     "cute_kernel.py",
     "cute_operands.py",
     "cute_ptx.py",
+    "cute_runs.py",
     "cute_schedule.py",
+    "cute_tcgen05_kernel.py",
+    "cute_tcgen05_ptx.py",
+    "cute_tcgen05_tiles.py",
     "cute_unpack.py",
     "cute_variants.py",
 )
@@ -40,8 +44,9 @@ class LaunchConfig:
     threads: int  # of a CTA
     shared_bytes: int  # dynamic, of a CTA
     ctas_per_sm: int  # that run at a time
-    unit_keys: int  # keys that a warp scores at a time
+    unit_keys: int  # keys in a unit of the schedule
     late_wave_units: int  # units per CTA from which a second wave of CTAs pays
+    parameters: str  # of the kernel, as `struct` packs them; the last two are set by the launch
 
 
 @dataclass(frozen=True, slots=True)

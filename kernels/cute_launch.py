@@ -7,6 +7,8 @@ conversion, nothing allocated. It captures into graphs like any launch.
 from __future__ import annotations
 
 import ctypes
+import functools
+import re
 import struct
 import threading
 from typing import Any
@@ -17,10 +19,6 @@ from sdsa_quant.errors import UnsupportedError
 
 from .cute_compile_cache import LaunchConfig
 
-# The kernel's parameters: 14 addresses and strides, then 6 integers (see cute_kernel).
-_ARGUMENTS = struct.Struct("14q6i")
-_SIZES = [8] * 14 + [4] * 6
-
 
 def _checked(result: tuple[Any, ...], what: str) -> Any:
     code, *values = result
@@ -29,18 +27,46 @@ def _checked(result: tuple[Any, ...], what: str) -> Any:
     return values[0] if values else None
 
 
-class _ArgumentBuffer(threading.local):
-    """Packed arguments and the array of pointers to each, one pair per thread."""
+class _ArgumentBuffer:
+    """Packed arguments and the array of pointers to each.
+
+    Parameters
+    ----------
+    parameters : str
+        As `struct` packs them: counts and types, ``128s`` for one of 128 bytes.
+    """
+
+    def __init__(self, parameters: str) -> None:
+        layout = struct.Struct(parameters)
+        offsets = _offsets(parameters)
+        self.packed = ctypes.create_string_buffer(layout.size)
+        base = ctypes.addressof(self.packed)
+        self.pointers = (ctypes.c_void_p * len(offsets))(*(base + offset for offset in offsets))
+        self.address = ctypes.addressof(self.pointers)
+        self.pack = functools.partial(layout.pack_into, self.packed, 0)
+
+
+def _offsets(parameters: str) -> list[int]:
+    """Where each parameter starts in the packed arguments."""
+    single = [
+        field
+        for count, kind in re.findall(r"(\d+)([a-z])", parameters)
+        for field in ([f"{count}{kind}"] if kind == "s" else [kind] * int(count))
+    ]
+    return [
+        struct.calcsize("".join(single[: i + 1])) - struct.calcsize(single[i])
+        for i in range(len(single))
+    ]
+
+
+class _ThreadBuffers(threading.local):
+    """A buffer for each kind of kernel, of one thread."""
 
     def __init__(self) -> None:
-        self.packed = ctypes.create_string_buffer(_ARGUMENTS.size)
-        base = ctypes.addressof(self.packed)
-        offsets = [sum(_SIZES[:i]) for i in range(len(_SIZES))]
-        self.pointers = (ctypes.c_void_p * len(_SIZES))(*(base + offset for offset in offsets))
-        self.address = ctypes.addressof(self.pointers)
+        self.of: dict[str, _ArgumentBuffer] = {}
 
 
-_buffer = _ArgumentBuffer()
+_buffers = _ThreadBuffers()
 
 
 class LoadedKernel:
@@ -86,7 +112,7 @@ class LoadedKernel:
 
     def launch(
         self,
-        arguments: tuple[int, ...],
+        arguments: tuple[int | bytes, ...],
         groups: int,
         max_context: int,
         prefetched_bytes: int,
@@ -98,14 +124,17 @@ class LoadedKernel:
         it, a second wave of CTAs follows the first.
         """
         config, ctas = self._config, self._first_ctas
-        _ARGUMENTS.pack_into(_buffer.packed, 0, *arguments, ctas, prefetched_bytes)
+        buffer = _buffers.of.get(config.parameters)
+        if buffer is None:
+            buffer = _buffers.of[config.parameters] = _ArgumentBuffer(config.parameters)
+        buffer.pack(*arguments, ctas, prefetched_bytes)
         if groups * (max_context // config.unit_keys) >= ctas * config.late_wave_units:
             ctas *= 2
         (code,) = driver.cuLaunchKernel(
             self._function,
             ctas, 1, 1,
             config.threads, 1, 1,
-            config.shared_bytes, stream, _buffer.address, 0,
+            config.shared_bytes, stream, buffer.address, 0,
         )  # fmt: skip
         if code != driver.CUresult.CUDA_SUCCESS:
             raise UnsupportedError(f"the CUDA driver failed to launch a kernel: {code.name}")

@@ -60,9 +60,7 @@ def next_run(source: Lengths, runs: Runs) -> Runs:
         later = _groups_with_keys(lane_keys) & ~held
         while later == 0 and first_group < source.groups:
             first_group += WARP
-            lane_keys, lane_request = keys_and_request(
-                source, first_group + cute.arch.lane_idx()
-            )
+            lane_keys, lane_request = keys_and_request(source, first_group + cute.arch.lane_idx())
             later = _groups_with_keys(lane_keys)
         lane = Int32(cute.arch.popc(~later & (later - 1)))
         group = first_group + lane

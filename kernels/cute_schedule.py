@@ -116,7 +116,10 @@ def find_place(source: Lengths, group: Int32, skip: Int32) -> Place:
 
 
 class Worker(NamedTuple):
-    """Who takes a share, a warp or a CTA; a first wave of CTAs fills the GPU, a second may follow."""
+    """Who takes a share: a warp or a CTA of the grid.
+
+    The first wave of CTAs fills the GPU, a second one may follow.
+    """
 
     index: Int32  # in its CTA
     cta: Int32
@@ -162,7 +165,8 @@ def find_share(
     """Where the share of a worker starts, and its number of units; all threads of a CTA together.
 
     Up to 32 groups, every warp sums the lengths alone. More are split over the threads, `chunk`
-    groups each, and the sums meet in shared memory: `scratch` has `schedule_bytes`. A share without units gets a place that must not be used.
+    groups each, and the sums meet in shared memory: `scratch` has
+    `schedule_bytes`. A share without units gets a place that must not be used.
     """
     warps = threads // WARP
     count = Int32(0)

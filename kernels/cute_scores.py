@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import functools
-import threading
-from typing import TYPE_CHECKING
-
-import torch
 
 from sdsa_quant.layout import PAGE
 
-from .availability import capability, device_index, multiprocessors, package_version
-from .capture import refuse_capture_before_warmup
+from .availability import capability, device_index, package_version
 from .checks import ScoreProblem
-from .cute_variants import ARCHITECTURES, variant_of
+from .cute_plans import plan_for
+from .cute_self_check import is_trusted
+from .cute_variants import ARCHITECTURES, candidates
 from .plans import Plan, addresses_of
-
-if TYPE_CHECKING:
-    from .cute_launch import LoadedKernel
 
 DISTRIBUTION = "nvidia-cutlass-dsl"
 MINIMUM_VERSION = (4, 8)
 _MAX_UNITS = 2**31 - 1  # the kernel counts quarter pages in 32 bits
-
-_PREFETCHED_TABLE_BYTES = 256 * 1024
-_SCORE_VECTOR_BYTES = 16  # scores are written this wide where every row allows it
-
-_kernels: dict[tuple[int, str], LoadedKernel] = {}
-_compile_lock = threading.Lock()
 
 
 @functools.cache
@@ -51,39 +39,6 @@ def reason_unsupported(problem: ScoreProblem) -> str | None:
     if problem.groups * (problem.max_context // (PAGE // 4) + 1) > _MAX_UNITS:
         return f"{problem.groups} groups of up to {problem.max_context} keys are too many for it"
     return _reason_against_dsl(package_version(DISTRIBUTION))
-
-
-def _load_kernel(device: int, variant: str) -> LoadedKernel:
-    """Compile, or take from the disk cache, and load one variant on a device."""
-    refuse_capture_before_warmup(device, "indexer_scores")
-    with _compile_lock:
-        if (device, variant) not in _kernels:
-            from .cute_compile_cache import compiled_kernel
-            from .cute_launch import LoadedKernel
-
-            compiled = compiled_kernel(ARCHITECTURES[capability(device)], variant)
-            _kernels[device, variant] = LoadedKernel(
-                compiled.image,
-                compiled.symbol,
-                compiled.config,
-                device,
-                multiprocessors(device),
-            )
-    return _kernels[device, variant]
-
-
-def _row_bytes(tensor: torch.Tensor) -> int:
-    return tensor.stride(0) * tensor.element_size()
-
-
-def _prefetched_table_bytes(table: torch.Tensor) -> int:
-    """Bytes of the block table to prefetch: all of a small one, nothing of a large one.
-
-    Which entries a launch needs it only knows once it has read the lengths, and reading what a wide
-    table has beyond them would make the cost follow the capacity.
-    """
-    size = 4 * (table.stride(0) * (table.shape[0] - 1) + table.shape[1])
-    return size if 0 < size <= _PREFETCHED_TABLE_BYTES else 0
 
 
 def launch(problem: ScoreProblem) -> None:
@@ -110,57 +65,6 @@ def make_plan(problem: ScoreProblem) -> Plan | None:
 def _plan(problem: ScoreProblem) -> Plan:
     """The launch of `problem`, its kernel compiled and loaded, but for the addresses."""
     device = device_index(problem.device)
-    variant = variant_of(problem, ARCHITECTURES[capability(device)])
-    kernel = _kernels.get((device, variant))
-    if kernel is None:
-        with torch.cuda.device(device):
-            kernel = _load_kernel(device, variant)
-    query_scales, key_scales = problem.query_scales, problem.key_scales
-    groups, rows, width = problem.groups, problem.rows_per_group, problem.max_context
-    query_bytes, key_bytes = _row_bytes(problem.query), _row_bytes(problem.key_cache)
-    query_scale_bytes = 0 if query_scales is None else query_scales.stride(0)
-    key_scale_bytes = 0 if key_scales is None else key_scales.stride(0)
-    table_bytes, score_bytes = _row_bytes(problem.block_table), _row_bytes(problem.scores)
-    prefetched = _prefetched_table_bytes(problem.block_table)
-    current_device = torch.cuda.current_device
-    # The handle alone; torch.cuda.current_stream() makes an object around it, at 1.5 us a call.
-    current_stream = torch._C._cuda_getCurrentRawStream
-
-    def plan(
-        query: int,
-        query_scale: int,
-        key: int,
-        key_scale: int,
-        table: int,
-        lengths: int,
-        requests: int,
-        scores: int,
-    ) -> None:
-        if current_device() != device:
-            with torch.cuda.device(device):
-                plan(query, query_scale, key, key_scale, table, lengths, requests, scores)
-            return
-        # In the order of the kernel's parameters (see cute_kernel).
-        arguments = (
-            query,
-            query_bytes,
-            query_scale,
-            query_scale_bytes,
-            key,
-            key_bytes,
-            key_scale,
-            key_scale_bytes,
-            table,
-            table_bytes,
-            lengths,
-            requests,
-            scores,
-            score_bytes,
-            groups,
-            rows,
-            width,
-            int((scores | score_bytes) % _SCORE_VECTOR_BYTES == 0),
-        )
-        kernel.launch(arguments, groups, width, prefetched, current_stream(device))
-
-    return plan
+    *preferred, last = candidates(problem, ARCHITECTURES[capability(device)])
+    trusted = (variant for variant in preferred if is_trusted(device, variant, last))
+    return plan_for(problem, next(trusted, last))

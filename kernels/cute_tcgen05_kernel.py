@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from cutlass import GridConstant, Int32, Int64, Uint8
 from cutlass.experimental.cuda import tensor_map as tma
 
-from sdsa_quant.layout import MAX_ROWS, PAGE, SCALES_PER_KEY
+from sdsa_quant.layout import MAX_ROWS, PAGE
 
 from .cute_ptx import (
     barrier_arrive_after_copies,
@@ -59,7 +59,6 @@ from .cute_tcgen05_tiles import (
     QUERY_BUFFERS,
     SCALE_COLUMNS,
     SCALE_TILE_BYTES,
-    TILE_KEYS,
     TILE_PAGES,
     SharedMap,
     TileFormat,
@@ -251,10 +250,9 @@ def copy_tile(
     with cute.arch.elect_one():
         barrier_expect(barrier, size)
         copy_keys(tile, pages, stage, barrier, first, second)
-        if cutlass.const_expr(tile.plane):
-            if whole:
-                source = pages.scales + Int64(first >> 1) * SCALE_TILE_BYTES
-                copy_bulk_to_shared(scales, source, Int32(SCALE_TILE_BYTES), barrier)
+        if whole:
+            source = pages.scales + Int64(first >> 1) * SCALE_TILE_BYTES
+            copy_bulk_to_shared(scales, source, Int32(SCALE_TILE_BYTES), barrier)
 
 
 @cute.jit
@@ -526,9 +524,7 @@ def tcgen05_kernel(
     pages = Pages(
         Int64(key_map.get_ptr().toint()), key_scales, key_scale_stride, table, table_stride
     )
-    queries = Queries(
-        Int64(query_map.get_ptr().toint()), query_scales, query_scale_stride, rows
-    )
+    queries = Queries(Int64(query_map.get_ptr().toint()), query_scales, query_scale_stride, rows)
 
     # While the lengths are on their way; the table is needed as soon as they are there.
     line = (cta * THREADS + thread) * CACHE_LINE

@@ -15,7 +15,7 @@ know. Scales lie in 128x4 order: the word of row ``r`` and half ``h`` (the scale
 | columns | 8 | 16 (M = 128 and 16-bit operands need a multiple of 16) |
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cutlass import Int32, Int64
 
@@ -108,15 +108,23 @@ class TileFormat:
         return max(32, 1 << (used - 1).bit_length())
 
 
-_NVFP4 = dict(row_bytes=64, parts=1, columns=MAX_ROWS, scale_bytes=SCALE_TILE_BYTES)
-
 # 193 KB (NVFP4) and 192 KB (BF16) of copies under way on an SM (docs/tcgen05.md says why).
+_NVFP4 = TileFormat(
+    row_bytes=64,
+    parts=1,
+    columns=MAX_ROWS,
+    scale_bytes=SCALE_TILE_BYTES,
+    plane=False,
+    stages=7,
+    ctas_per_sm=3,
+)
+_BF16_KEYS = TileFormat(
+    row_bytes=128, parts=2, columns=16, scale_bytes=0, plane=False, stages=3, ctas_per_sm=2
+)
 FORMATS = {
-    "tcgen05_nvfp4": TileFormat(**_NVFP4, plane=False, stages=7, ctas_per_sm=3),
-    "tcgen05_nvfp4_128x4": TileFormat(**_NVFP4, plane=True, stages=7, ctas_per_sm=3),
-    "tcgen05_bf16": TileFormat(
-        row_bytes=128, parts=2, columns=16, scale_bytes=0, plane=False, stages=3, ctas_per_sm=2
-    ),
+    "tcgen05_nvfp4": _NVFP4,
+    "tcgen05_nvfp4_128x4": replace(_NVFP4, plane=True),
+    "tcgen05_bf16": _BF16_KEYS,
 }
 
 

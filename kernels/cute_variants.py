@@ -6,6 +6,8 @@ This module imports no CuTe DSL.
 
 from __future__ import annotations
 
+import torch
+
 from .checks import BF16, NVFP4, ScoreProblem
 
 ARCHITECTURES: dict[tuple[int, int], str] = {
@@ -23,23 +25,59 @@ BLOCK_COLUMN_ROWS = {"sm_90a": 2}
 CONVERTING = ("sm_100a", "sm_103a", "sm_120a")
 
 
+# Architectures with tcgen05, tensor cores of the whole SM, and the variants for it.
+TENSOR_CORE = ("sm_100a", "sm_103a")
+TENSOR_CORE_VARIANTS = ("tcgen05_bf16", "tcgen05_nvfp4")
+_TENSOR_MAP_STRIDES = range(16, 2**40, 16)  # bytes
+_TENSOR_MAP_SIZES = range(1, 2**32 + 1)
+
+
 def ctas_per_sm(architecture: str) -> int:
-    """CTAs that are meant to run on an SM at a time; SM120 has shared memory for one."""
+    """CTAs of a warp-level kernel on an SM at a time; SM120 has shared memory for one."""
     return 1 if architecture == "sm_120a" else 2
 
 
 def variants_of(architecture: str) -> list[str]:
     """Every variant that can be asked for on an architecture."""
     blocks = [f"blocks{rows + 1}" for rows in range(BLOCK_COLUMN_ROWS.get(architecture, 0))]
-    return ["bf16", "mixed", _dot_products(architecture), *blocks]
+    tensor_core = TENSOR_CORE_VARIANTS if architecture in TENSOR_CORE else ()
+    return ["bf16", "mixed", _dot_products(architecture), *blocks, *tensor_core]
 
 
 def _dot_products(architecture: str) -> str:
     return "nvfp4_cvt" if architecture in CONVERTING else "nvfp4"
 
 
-def variant_of(problem: ScoreProblem, architecture: str) -> str:
-    """The variant that serves a call."""
+def candidates(problem: ScoreProblem, architecture: str) -> list[str]:
+    """The variants that can serve a call, best first; the last one is at warp level."""
+    tensor_core = _tensor_core_variant(problem, architecture)
+    warp_level = _warp_variant(problem, architecture)
+    return [warp_level] if tensor_core is None else [tensor_core, warp_level]
+
+
+def _tensor_core_variant(problem: ScoreProblem, architecture: str) -> str | None:
+    if architecture not in TENSOR_CORE or problem.query_format != problem.key_format:
+        return None
+    if not (_fits_tensor_map(problem.query) and _fits_tensor_map(problem.key_cache)):
+        return None
+    return f"tcgen05_{problem.key_format}"
+
+
+def _fits_tensor_map(tensor: torch.Tensor) -> bool:
+    """Whether a tensor map can describe the rows or pages of a checked call.
+
+    Strides below the size of what they separate are left out: what the driver makes of rows that
+    overlap is not documented.
+    """
+    count = tensor.shape[0]
+    if count == 1:
+        return True
+    stride = tensor.stride(0) * tensor.element_size()
+    size = tensor[0].numel() * tensor.element_size() if count else 0
+    return count in _TENSOR_MAP_SIZES and stride in _TENSOR_MAP_STRIDES and stride >= size
+
+
+def _warp_variant(problem: ScoreProblem, architecture: str) -> str:
     if problem.key_format == BF16:
         return "bf16"
     if problem.query_format != NVFP4:

@@ -15,7 +15,7 @@ from problems import (
     integer_values,
     make_problem,
 )
-from sdsa_kernels import cute_scores
+from sdsa_kernels import cute_loading
 from sdsa_kernels.cute_variants import ARCHITECTURES
 from sdsa_quant.layout import NVFP4_RECORD_BYTES, PAGE
 from sdsa_quant.paging import page_views
@@ -254,7 +254,7 @@ def test_repeats_are_bitwise_equal_and_leave_the_cache_alone(
 def test_first_call_in_a_capture_says_to_warm_up(
     generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cute_scores, "_kernels", {})
+    monkeypatch.setattr(cute_loading, "_kernels", {})
     problem = make_problem([100], generator=generator).to("cuda")
     graph = torch.cuda.CUDAGraph()
     with (
@@ -276,10 +276,10 @@ def test_lengths_tables_pitches_and_batches_compile_nothing_new(
     generator: torch.Generator,
 ) -> None:
     make_problem([70], generator=generator).to("cuda").run("cute")
-    known = set(cute_scores._kernels)
+    known = set(cute_loading._kernels)
     for lengths, pitch in (([5] * 3, 4608), ([0] * 17, 4624), ([4096], 9216)):
         make_problem(lengths, generator=generator, page_pitch=pitch).to("cuda").run("cute")
-    assert set(cute_scores._kernels) == known
+    assert set(cute_loading._kernels) == known
 
 
 def test_work_is_ordered_on_the_current_stream(generator: torch.Generator) -> None:

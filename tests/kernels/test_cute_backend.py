@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import torch
 from problems import KINDS, make_problem
 from sdsa_kernels import backends, cute_scores
 from sdsa_kernels.checks import ScoreProblem, check_scores_call
-from sdsa_kernels.cute_variants import ARCHITECTURES, variant_of, variants_of
+from sdsa_kernels.cute_variants import ARCHITECTURES, candidates, variants_of
 from sdsa_quant.errors import UnsupportedError
 
 
@@ -55,15 +56,42 @@ def test_every_call_has_a_compiled_variant(
     generator: torch.Generator, kind: str, rows_per_group: int, architecture: str
 ) -> None:
     problem = _checked(kind, rows_per_group, generator)
-    assert variant_of(problem, architecture) in variants_of(architecture)
+    found = candidates(problem, architecture)
+    assert set(found) <= set(variants_of(architecture))
+    wanted = architecture in ("sm_100a", "sm_103a") and kind != "mixed"
+    assert [variant.startswith("tcgen05") for variant in found] == [True, False][not wanted :]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: {"key_cache": p.key_cache[:0]},
+        lambda p: {"key_cache": p.key_cache[:1].expand(5, -1, -1)},
+        lambda p: {"key_cache": p.key_cache.view(-1).as_strided((2, 64, 128), (64, 128, 1))},
+        lambda p: {"query": p.query[:1].expand(3, -1)},
+    ],
+    ids=["no-pages", "one-page-repeated", "overlapping-pages", "one-row-repeated"],
+)
+def test_what_no_tensor_map_describes_stays_at_warp_level(
+    generator: torch.Generator, change: Callable[[ScoreProblem], dict[str, torch.Tensor]]
+) -> None:
+    problem = _checked("bf16", 3, generator)
+    assert candidates(problem, "sm_100a") == ["tcgen05_bf16", "bf16"]
+    assert candidates(replace(problem, **change(problem)), "sm_100a") == ["bf16"]
+
+
+def test_the_stride_of_a_single_page_does_not_matter(generator: torch.Generator) -> None:
+    problem = _checked("bf16", 3, generator)
+    single = problem.key_cache[:1].as_strided((1, 64, 128), (1, 128, 1))
+    assert candidates(replace(problem, key_cache=single), "sm_100a") == ["tcgen05_bf16", "bf16"]
 
 
 def test_variants_are_few() -> None:
     # What one process can ever compile on a device, whatever the shapes, strides and lengths.
     assert {name: len(variants_of(name)) for name in ARCHITECTURES.values()} == {
         "sm_90a": 5,
-        "sm_100a": 3,
-        "sm_103a": 3,
+        "sm_100a": 5,
+        "sm_103a": 5,
         "sm_120a": 3,
     }
 

@@ -1,0 +1,52 @@
+"""The CuTe DSL kernels of this process: each compiled, or read from disk, and loaded once."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+from .availability import capability, multiprocessors
+from .capture import refuse_capture_before_warmup
+from .cute_variants import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from .cute_launch import LoadedKernel
+
+_kernels: dict[tuple[int, str], LoadedKernel] = {}
+_lock = threading.Lock()
+
+
+def loaded_kernel(device: int, variant: str) -> LoadedKernel:
+    """The kernel of a variant on a device.
+
+    Raises
+    ------
+    UnsupportedError
+        It is not loaded yet and the current stream is being captured, or it cannot be compiled or
+        loaded.
+    """
+    kernel = _kernels.get((device, variant))
+    if kernel is None:
+        with torch.cuda.device(device):
+            kernel = _load(device, variant)
+    return kernel
+
+
+def _load(device: int, variant: str) -> LoadedKernel:
+    refuse_capture_before_warmup(device, "indexer_scores")
+    with _lock:
+        if (device, variant) not in _kernels:
+            from .cute_compile_cache import compiled_kernel
+            from .cute_launch import LoadedKernel
+
+            compiled = compiled_kernel(ARCHITECTURES[capability(device)], variant)
+            _kernels[device, variant] = LoadedKernel(
+                compiled.image,
+                compiled.symbol,
+                compiled.config,
+                device,
+                multiprocessors(device),
+            )
+    return _kernels[device, variant]

@@ -1,0 +1,85 @@
+"""Whether the tensor-core kernels can be trusted on a device: asked once, by running them.
+
+They were never run on the hardware that they are for (docs/tcgen05.md). So before the first call of
+each, outside of any capture, it scores a built-in problem, and so does the warp-level kernel: where
+a single bit differs, or the launch fails, the process stays with the warp-level kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from dataclasses import replace
+
+import torch
+
+from .capture import refuse_capture_before_warmup
+from .checks import ScoreProblem
+from .cute_plans import plan_for
+from .exact_problem import exact_problem
+from .plans import addresses_of
+
+SWITCH = "SDSA_TCGEN05"
+
+# Every way in which a group can end, then enough keys that every CTA of a B300 runs its ring of
+# stages around several times; more than 32 groups.
+_LENGTHS = (1, 0, 63, 64, 65, 127, 128, 129, *range(24_000, 24_040))
+_ROWS = 3
+
+_verdicts: dict[tuple[int, str], bool] = {}
+_lock = threading.Lock()
+
+
+def is_trusted(device: int, variant: str, known_good: str) -> bool:
+    """Whether `variant` gives the scores of the variant `known_good` on a device.
+
+    The first call of a process finds out and warns if not; ``SDSA_TCGEN05=0`` says no without
+    asking.
+
+    Raises
+    ------
+    UnsupportedError
+        This is not known yet, and the current stream is being captured.
+    """
+    if os.environ.get(SWITCH) == "0":
+        return False
+    if (device, variant) not in _verdicts:
+        refuse_capture_before_warmup(device, "indexer_scores")
+        with _lock:
+            if (device, variant) not in _verdicts:
+                reason = _reason_against(device, variant, known_good)
+                if reason is not None:
+                    warnings.warn(
+                        f"kernel {variant} is not used on cuda:{device}, {known_good} serves "
+                        f"instead: {reason}",
+                        stacklevel=2,
+                    )
+                _verdicts[device, variant] = reason is None
+    return _verdicts[device, variant]
+
+
+def _reason_against(device: int, variant: str, known_good: str) -> str | None:
+    values = variant.removeprefix("tcgen05_")
+    problem = exact_problem(values, torch.device("cuda", device), _LENGTHS, rows_per_group=_ROWS)
+    expected = replace(problem, scores=problem.scores.clone())
+    _run(expected, known_good)
+    try:
+        _run(problem, variant)
+    except RuntimeError as error:
+        return f"its self-check failed to run: {error}"
+    different = problem.scores != expected.scores
+    if bool(different.any()):
+        row, key = (int(i) for i in different.nonzero()[0])
+        found, wanted = problem.scores[row, key], expected.scores[row, key]
+        return (
+            f"its self-check gives {found:.9g} where {wanted:.9g} is right (row {row}, key {key}, "
+            f"and {int(different.sum()) - 1} others)"
+        )
+    return None
+
+
+def _run(problem: ScoreProblem, variant: str) -> None:
+    """Launch and wait: what fails on the device then fails here."""
+    plan_for(problem, variant)(*addresses_of(problem))
+    torch.cuda.synchronize(problem.device)
