@@ -2,7 +2,8 @@
 
 A backend is three things: its name, a function that says why it cannot serve a problem (or None
 where it can), and a function that launches one. Both take the frozen `ScoreProblem`. One whose
-launches are short has a fourth, which makes a plan of a problem that it has launched (`plans`).
+launches are short has a fourth, which makes a plan of a problem that it has launched (`plans`). One
+that checks its kernels when they first run has a fifth: what it found wrong, and so ran another.
 Backends are imported when they are first asked, never before.
 """
 
@@ -30,6 +31,7 @@ class Backend:
     reason_unsupported: Callable[[ScoreProblem], str | None]
     launch: Callable[[ScoreProblem], None]
     make_plan: Callable[[ScoreProblem], Plan | None] = lambda problem: None
+    reason_for_fallback: Callable[[ScoreProblem], str | None] = lambda problem: None
 
 
 def _torch_reason_unsupported(problem: ScoreProblem) -> str | None:
@@ -62,6 +64,12 @@ def _cute_make_plan(problem: ScoreProblem) -> Plan | None:
     return cute_scores.make_plan(problem)
 
 
+def _cute_reason_for_fallback(problem: ScoreProblem) -> str | None:
+    from . import cute_scores
+
+    return cute_scores.reason_for_fallback(problem)
+
+
 def _triton_reason_unsupported(problem: ScoreProblem) -> str | None:
     from . import triton_scores
 
@@ -81,7 +89,13 @@ def _triton_make_plan(problem: ScoreProblem) -> Plan | None:
 
 
 BACKENDS: tuple[Backend, ...] = (
-    Backend("cute", _cute_reason_unsupported, _cute_launch, _cute_make_plan),
+    Backend(
+        "cute",
+        _cute_reason_unsupported,
+        _cute_launch,
+        _cute_make_plan,
+        _cute_reason_for_fallback,
+    ),
     Backend("triton", _triton_reason_unsupported, _triton_launch, _triton_make_plan),
     Backend("torch", _torch_reason_unsupported, _torch_launch),
 )

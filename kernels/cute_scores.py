@@ -9,7 +9,7 @@ from sdsa_quant.layout import PAGE
 from .availability import capability, device_index, package_version
 from .checks import ScoreProblem
 from .cute_plans import plan_for
-from .cute_self_check import is_trusted
+from .cute_self_check import is_trusted, known_reason_against
 from .cute_variants import ARCHITECTURES, candidates
 from .plans import Plan, addresses_of
 
@@ -60,6 +60,14 @@ def make_plan(problem: ScoreProblem) -> Plan | None:
     if problem.groups == 0 or problem.max_context == 0:
         return None
     return _plan(problem)
+
+
+def reason_for_fallback(problem: ScoreProblem) -> str | None:
+    """What a launch of `problem` found wrong with the kernel that is best for it, if anything."""
+    device = device_index(problem.device)
+    best = candidates(problem, ARCHITECTURES[capability(device)])[0]
+    reason = known_reason_against(device, best)
+    return None if reason is None else f"{best}: {reason}"
 
 
 def _plan(problem: ScoreProblem) -> Plan:

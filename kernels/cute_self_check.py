@@ -27,7 +27,7 @@ SWITCH = "SDSA_TCGEN05"
 _LENGTHS = (1, 0, 63, 64, 65, 127, 128, 129, *range(24_000, 24_040))
 _ROWS = 3
 
-_verdicts: dict[tuple[int, str], bool] = {}
+_verdicts: dict[tuple[int, str], str | None] = {}  # why not, None for yes
 _lock = threading.Lock()
 
 
@@ -55,8 +55,13 @@ def is_trusted(device: int, variant: str, known_good: str) -> bool:
                         f"instead: {reason}",
                         stacklevel=2,
                     )
-                _verdicts[device, variant] = reason is None
-    return _verdicts[device, variant]
+                _verdicts[device, variant] = reason
+    return _verdicts[device, variant] is None
+
+
+def known_reason_against(device: int, variant: str) -> str | None:
+    """What `is_trusted` found wrong with a variant, if it was asked and found anything."""
+    return _verdicts.get((device, variant))
 
 
 def _reason_against(device: int, variant: str, known_good: str) -> str | None:

@@ -15,11 +15,16 @@ _PAGES_AT_A_TIME = 1024
 _FLOAT32_EPSILON = 2.0**-24
 
 
-def check_scores(problem: ScoreProblem) -> None:
+def check_scores(problem: ScoreProblem) -> float:
     """Compare ``problem.scores`` with float64 products of the decoded rows and keys.
 
     An error may reach ``128 * 2^-24 * sum |q k|``, what float32 summation in any order can cost.
     Entries at and past a length must still hold `UNTOUCHED`.
+
+    Returns
+    -------
+    float
+        The largest error.
 
     Raises
     ------
@@ -29,6 +34,7 @@ def check_scores(problem: ScoreProblem) -> None:
     query = reference_decode(problem.query, problem.query_scales)
     lengths = problem.context_lengths.clamp(0, problem.max_context).tolist()
     requests = problem.requests.tolist()
+    largest = 0.0
     for group, length in enumerate(lengths):
         rows = slice(group * problem.rows_per_group, (group + 1) * problem.rows_per_group)
         past = problem.scores[rows, length:]
@@ -36,7 +42,9 @@ def check_scores(problem: ScoreProblem) -> None:
             raise CheckFailedError(f"group {group}: an entry past its length {length} was written")
         if length:
             table = problem.block_table[requests[group], : -(-length // PAGE)]
-            _check_group(problem, group, query[rows], table, problem.scores[rows, :length])
+            scores = problem.scores[rows, :length]
+            largest = max(largest, _check_group(problem, group, query[rows], table, scores))
+    return largest
 
 
 def _check_group(
@@ -45,7 +53,8 @@ def _check_group(
     query: torch.Tensor,
     table: torch.Tensor,
     scores: torch.Tensor,
-) -> None:
+) -> float:
+    largest = 0.0
     for first in range(0, table.shape[0], _PAGES_AT_A_TIME):
         pages = table[first : first + _PAGES_AT_A_TIME].long()
         scales = None if problem.key_scales is None else problem.key_scales[pages]
@@ -61,3 +70,5 @@ def _check_group(
                 f"group {group}, row {row}, key {first * PAGE + key}: score {part[row, key]:.9g} "
                 f"is off by {error[row, key]:.3g}, float32 allows {bound[row, key]:.3g}"
             )
+        largest = max(largest, float(error.max()))
+    return largest

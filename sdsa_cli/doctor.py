@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import typer
+
+from sdsa_quant.errors import CheckFailedError
 
 from .environment import describe_environment
 from .json_documents import command_document
@@ -11,30 +15,85 @@ from .output import Output, fields_table, heading, table
 from .text import byte_count
 
 COMMAND = "doctor"
-EXAMPLES = examples("sdsa doctor", "sdsa doctor --json")
+EXAMPLES = examples("sdsa doctor", "sdsa doctor --json", "sdsa doctor --self-test")
 
 
-def doctor(json: JsonFlag = False) -> None:
+def doctor(
+    self_test: Annotated[
+        bool,
+        typer.Option(
+            "--self-test",
+            help="Also let every backend score a small problem, and compare with float64.",
+        ),
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
     """Report versions and devices, and the backend of each pair of formats on each device.
 
     The backends are asked what `sdsa score` would ask them, about a small call that they could
-    serve. Always succeeds: what is missing is in the report.
+    serve. Always succeeds: what is missing is in the report. With --self-test it fails where a
+    backend that can run gives wrong scores, or does not run after all.
     """
     sink = Output(as_json=json)
     environment = describe_environment()
     backends = describe_backends(environment)
-    sink.result(*_tables(environment, backends))
-    sink.document(command_document(COMMAND, {"environment": environment, "backends": backends}))
+    document: dict[str, Any] = {"environment": environment, "backends": backends}
+    tables = _tables(environment, backends)
+    failures: list[str] = []
+    if self_test:
+        document["self_tests"] = tests = run_self_tests(environment)
+        tables += ["", heading("self-test"), _self_test_table(tests)]
+        failures = [
+            f"{test['backend']} on {test['device']}, {test['query_format']} rows, "
+            f"{test['key_format']} keys: {test['failure']}"
+            for test in tests
+            if test["failure"]
+        ]
+    sink.result(*tables)
+    sink.document(command_document(COMMAND, document))
+    if failures:
+        raise CheckFailedError("self-test failed: " + "; ".join(failures))
 
 
 def describe_backends(environment: dict[str, Any]) -> list[dict[str, Any]]:
     """For each device and pair of formats: what ``auto`` picks, and each backend's reason."""
     if environment["packages"]["torch"] is None:
         return []
-    devices = ["cpu", *(f"cuda:{index}" for index in range(len(environment["cuda"]["devices"])))]
     from sdsa_kernels.synthetic import FORMATS
 
-    return [_ask(device, values) for device in devices for values in FORMATS]
+    return [_ask(device, values) for device in _devices(environment) for values in FORMATS]
+
+
+def run_self_tests(environment: dict[str, Any]) -> list[dict[str, Any]]:
+    """What every backend made of a small problem, on each device where it can run."""
+    if environment["packages"]["torch"] is None:
+        return []
+    from dataclasses import asdict
+
+    from sdsa_kernels.self_test import self_tests
+
+    return [asdict(test) for device in _devices(environment) for test in self_tests(device)]
+
+
+def _devices(environment: dict[str, Any]) -> list[str]:
+    return ["cpu", *(f"cuda:{index}" for index in range(len(environment["cuda"]["devices"])))]
+
+
+def _self_test_table(tests: list[dict[str, Any]]) -> Any:
+    shown = table(
+        "device", "query rows", "keys", "backend", "result", "largest difference", numbers_from=5
+    )
+    for test in tests:
+        difference = test["largest_difference"]
+        shown.add_row(
+            test["device"],
+            test["query_format"],
+            test["key_format"],
+            test["backend"],
+            test["failure"] or "ok",
+            "-" if difference is None else f"{difference:.3g}",
+        )
+    return shown
 
 
 def _ask(device: str, values: str) -> dict[str, Any]:

@@ -16,9 +16,10 @@ import pytest
 
 pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
-from sdsa_kernels.cute_compile import compile_variant
+from sdsa_kernels.cute_compile import compile_variant, trace_variant
 from sdsa_kernels.cute_compile_cache import CompiledKernel
-from sdsa_kernels.cute_variants import ARCHITECTURES, ctas_per_sm, variants_of
+from sdsa_kernels.cute_tcgen05_tiles import FORMATS as TILE_FORMATS
+from sdsa_kernels.cute_variants import ARCHITECTURES, TENSOR_CORE, ctas_per_sm, variants_of
 
 REGISTERS_OF_SM = 65536
 SHARED_BYTES_OF_SM = {"sm_90a": 233472, "sm_100a": 233472, "sm_103a": 233472, "sm_120a": 102400}
@@ -36,7 +37,14 @@ CASES = [
     pytest.param(architecture, variant, id=f"{architecture}-{variant}")
     for architecture in ARCHITECTURES.values()
     for variant in variants_of(architecture)
+    if not variant.startswith("tcgen05")
 ]
+TENSOR_CORE_CASES = [
+    pytest.param(architecture, variant, id=f"{architecture}-{variant}")
+    for architecture in TENSOR_CORE
+    for variant in TILE_FORMATS
+]
+TENSOR_COLUMNS_OF_SM = 512
 
 
 def _find_cuobjdump() -> str | None:
@@ -107,18 +115,60 @@ def test_every_variant_compiles_to_what_it_is_meant_to_be(
     code = machine_code(architecture, variant, folder)
     mma, number = MMAS[variant]
     assert code.count(mma) == number
-    # Nothing spills to local memory, and the CTAs that are meant to share an SM fit together.
-    assert code.stack_bytes == 0
-    assert code.count("LDL") == code.count("STL") == 0
-    ctas = ctas_per_sm(architecture)
-    config = code.kernel.config
-    assert code.registers * config.threads * ctas <= REGISTERS_OF_SM
-    needed = (config.shared_bytes + RESERVED_SHARED_BYTES) * ctas
-    assert needed <= SHARED_BYTES_OF_SM[architecture]
+    assert code.kernel.config.ctas_per_sm == ctas_per_sm(architecture)
+    _assert_that_ctas_fit(code, architecture)
     # Keys arrive by bulk copies and are read 16 bytes at a time, query rows likewise.
     assert code.count("UBLKCP") > 0
     assert code.count("LDS", "128") == 8
     assert code.count("LDG", "128") > 0
+
+
+def _assert_that_ctas_fit(code: MachineCode, architecture: str) -> None:
+    """Nothing spills to local memory, and the CTAs that are meant to share an SM fit together."""
+    assert code.stack_bytes == 0
+    assert code.count("LDL") == code.count("STL") == 0
+    config = code.kernel.config
+    assert code.registers * config.threads * config.ctas_per_sm <= REGISTERS_OF_SM
+    needed = (config.shared_bytes + RESERVED_SHARED_BYTES) * config.ctas_per_sm
+    assert needed <= SHARED_BYTES_OF_SM[architecture]
+
+
+@pytest.mark.parametrize(("architecture", "variant"), TENSOR_CORE_CASES)
+def test_tensor_core_variants_compile_to_what_they_are_meant_to_be(
+    folder: Path, architecture: str, variant: str
+) -> None:
+    code = machine_code(architecture, variant, folder)
+    tile = TILE_FORMATS[variant]
+    _assert_that_ctas_fit(code, architecture)
+    assert tile.tensor_columns * tile.ctas_per_sm <= TENSOR_COLUMNS_OF_SM
+    # Each tile: two copies of pages for each part, and the MMAs; scores by one load for a key.
+    if variant == "tcgen05_bf16":
+        assert code.count("UTCHMMA") == 8  # K = 16 each
+        assert code.count("UTCCP") == 0
+    else:
+        # K = 64 each, four E4M3 scales a row; the disassembler names this in two ways.
+        blocks = "BLOCK16" if architecture == "sm_103a" else "4X"
+        assert code.count("UTCOMMA", blocks) == code.count("UTCOMMA") == 2
+        assert code.count("UTCCP") == 4  # of a tile and of a query, two halves each
+        assert code.count("LDGSTS") == (4 if tile.plane else 8) + 1  # of a tile, of a query
+    assert code.count("UTMALDG", "3D") == 2 * tile.parts
+    assert code.count("UTMALDG", "2D") == tile.parts
+    assert code.count("UBLKCP") == (1 if tile.plane else 0)
+    assert code.count("LDTM", "x8") == 1
+    assert code.count("STG") == 8  # one for each row
+    assert code.count("UTCBAR") == 3  # stage, accumulator, query
+    # No decoding in registers, and no MMA at warp level.
+    assert code.count("HMMA") == code.count("F2FP") == code.count("PRMT") == 0
+
+
+@pytest.mark.parametrize("variant", TILE_FORMATS)
+def test_tensor_maps_are_the_first_two_parameters(variant: str) -> None:
+    # What the launch packs: two maps of 128 bytes at multiples of 64, then the rest as it is.
+    traced, config = trace_variant("sm_100a", variant)
+    declared = re.findall(r"\.param (.*?) \w+_param_\d+(\[\d+\])?,?\n", traced.__ptx__)
+    kinds = [kind + size for kind, size in declared]
+    assert kinds == [".align 64 .b8[128]"] * 2 + [".u64"] * 10 + [".u32"] * 5
+    assert config.parameters == "128s128s10q5i"
 
 
 @pytest.mark.parametrize("architecture", ["sm_100a", "sm_103a", "sm_120a"])

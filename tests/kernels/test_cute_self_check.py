@@ -1,0 +1,176 @@
+"""Trust in the tensor-core kernels: asked once per device, by results; no GPU needed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from sdsa_kernels import cute_scores, cute_self_check, torch_scores
+from sdsa_kernels.checks import ScoreProblem
+from sdsa_kernels.cute_self_check import is_trusted, known_reason_against
+from sdsa_kernels.exact_problem import exact_problem
+from sdsa_kernels.plans import Plan
+from sdsa_kernels.reference import reference_scores
+from sdsa_kernels.score_check import UNTOUCHED
+from sdsa_kernels.synthetic import FORMATS
+from sdsa_quant.errors import UnsupportedError
+
+VARIANT, WARP_LEVEL = "tcgen05_nvfp4", "nvfp4_cvt"
+Breakage = Callable[[ScoreProblem], None]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The variants that were run, by the torch backend on the CPU."""
+    ran: list[str] = []
+
+    def plan_for(problem: ScoreProblem, variant: str) -> Plan:
+        def plan(*addresses: int) -> None:
+            ran.append(variant)
+            torch_scores.launch(problem)
+
+        return plan
+
+    def small(values: str, device: torch.device, lengths: object, **options: int) -> ScoreProblem:
+        return exact_problem(values, torch.device("cpu"), (1, 0, 65, 129), **options)
+
+    monkeypatch.setattr(cute_self_check, "plan_for", plan_for)
+    monkeypatch.setattr(cute_self_check, "exact_problem", small)
+    monkeypatch.setattr(cute_self_check, "_verdicts", {})
+    monkeypatch.setattr(cute_self_check, "refuse_capture_before_warmup", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.delenv(cute_self_check.SWITCH, raising=False)
+    return ran
+
+
+def break_plans(monkeypatch: pytest.MonkeyPatch, breakage: Breakage) -> None:
+    """Let something happen to what the tensor cores computed."""
+    whole = cute_self_check.plan_for
+
+    def plan_for(problem: ScoreProblem, variant: str) -> Plan:
+        plan = whole(problem, variant)
+
+        def broken(*addresses: int) -> None:
+            plan(*addresses)
+            if variant == VARIANT:
+                breakage(problem)
+
+        return broken
+
+    monkeypatch.setattr(cute_self_check, "plan_for", plan_for)
+
+
+def test_equal_scores_are_trusted_and_compared_once_for_each_device(runs: list[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for device in (0, 0, 1, 0, 1):
+            assert is_trusted(device, VARIANT, WARP_LEVEL)
+    assert runs == [WARP_LEVEL, VARIANT] * 2
+    assert known_reason_against(0, VARIANT) is None
+
+
+def _write_past_a_length(problem: ScoreProblem) -> None:
+    problem.scores[0, 1] = 0.0
+
+
+def _flip_the_last_bit(problem: ScoreProblem) -> None:
+    problem.scores[-1, 128].view(1).view(torch.int32).bitwise_xor_(1)
+
+
+def _nothing_written(problem: ScoreProblem) -> None:
+    problem.scores.fill_(UNTOUCHED)
+
+
+def _not_a_number(problem: ScoreProblem) -> None:
+    problem.scores[6, 64] = torch.nan
+
+
+@pytest.mark.parametrize(
+    "breakage", [_write_past_a_length, _flip_the_last_bit, _nothing_written, _not_a_number]
+)
+def test_a_difference_is_said_once_and_remembered(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch, breakage: Breakage
+) -> None:
+    break_plans(monkeypatch, breakage)
+    with pytest.warns(UserWarning, match=r"tcgen05_nvfp4 is not used on cuda:0, nvfp4_cvt serves"):
+        assert not is_trusted(0, VARIANT, WARP_LEVEL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not is_trusted(0, VARIANT, WARP_LEVEL)
+    assert runs == [WARP_LEVEL, VARIANT]
+    assert "is right" in str(known_reason_against(0, VARIANT))
+
+
+def test_a_launch_that_fails_is_not_trusted(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(problem: ScoreProblem) -> None:
+        raise UnsupportedError("the CUDA driver failed to launch a kernel")
+
+    break_plans(monkeypatch, fail)
+    with pytest.warns(UserWarning, match="failed to run: the CUDA driver failed to launch"):
+        assert not is_trusted(0, VARIANT, WARP_LEVEL)
+
+
+def test_the_switch_says_no_without_asking(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cute_self_check.SWITCH, "0")
+    assert not is_trusted(0, VARIANT, WARP_LEVEL)
+    assert runs == []
+
+
+def test_nothing_is_compared_during_a_capture(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(device: int, function: str) -> None:
+        raise UnsupportedError(f"run {function} once before capture")
+
+    monkeypatch.setattr(cute_self_check, "refuse_capture_before_warmup", refuse)
+    with pytest.raises(UnsupportedError, match="run indexer_scores once before capture"):
+        is_trusted(0, VARIANT, WARP_LEVEL)
+    assert runs == []
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_the_verdict_decides_what_is_launched(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, trusted: bool
+) -> None:
+    problem = exact_problem("nvfp4", torch.device("cpu"), (70,), rows_per_group=2)
+    planned: list[str] = []
+    monkeypatch.setattr(cute_scores, "device_index", lambda device: 0)
+    monkeypatch.setattr(cute_scores, "capability", lambda index: (10, 0))
+    monkeypatch.setattr(cute_scores, "is_trusted", lambda *_: trusted)
+    monkeypatch.setattr(
+        cute_scores,
+        "plan_for",
+        lambda problem, variant: planned.append(variant) or (lambda *addresses: None),
+    )
+    cute_scores.launch(problem)
+    assert planned == [VARIANT if trusted else WARP_LEVEL]
+
+
+@pytest.mark.parametrize("values", FORMATS)
+def test_the_built_in_problem_is_exact_in_float32(values: str) -> None:
+    problem = exact_problem(values, torch.device("cpu"), (1, 0, 65, 300), rows_per_group=3)
+    torch_scores.launch(problem)
+    right = reference_scores(
+        problem.query,
+        problem.key_cache,
+        problem.block_table,
+        problem.context_lengths,
+        problem.requests,
+        problem.max_context,
+        problem.query_scales,
+        problem.key_scales,
+    )
+    past = right.isnan()
+    assert torch.equal(problem.scores.double()[~past], right[~past])
+    assert (problem.scores[past] == UNTOUCHED).all()
+    # Every partial sum, in any order, is a multiple of 1/16 below 2^20.
+    largest = 128 * 6 * 2 * 6 * 2
+    assert largest * 16 < 2**24
+    assert torch.equal(problem.scores[~past] * 16, (problem.scores[~past] * 16).round())
