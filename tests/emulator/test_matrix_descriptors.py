@@ -35,8 +35,8 @@ def cute_swizzle(bits: int, base: int, shift: int, offset: int) -> int:
     return offset ^ ((offset >> shift) & mask)
 
 
-# "Exact layout" of the ISA's figures: mode of the descriptor, element bytes, K or MN of the figure's
-# title, layouts of rows and columns in elements, LBO and SBO in bytes, swizzle.
+# "Exact layout" of the ISA's figures: mode of the descriptor, element bytes, K or MN of the
+# figure's title, layouts of rows and columns in elements, LBO and SBO in bytes, swizzle.
 FIGURES = {
     "k-none-tf32": (0, 4, "k", ((8, 2), (4, 32)), ((4, 4), (1, 64)), 64 * 4, 32 * 4, (0, 4, 3)),
     "k-32B-tf32": (6, 4, "k", ((8, 2), (8, 64)), ((4, 4), (1, 4)), 16, 64 * 4, (1, 4, 3)),
