@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator import number_formats as formats
-from emulator.errors import TensorMemoryMisuse
-from emulator.instruction_descriptors import InstructionDescriptor
-from emulator.matrix_descriptors import (
+from . import number_formats as formats
+from .errors import TensorMemoryMisuse
+from .instruction_descriptors import InstructionDescriptor
+from .matrix_descriptors import (
     CELL,
     DescriptorError,
     decode_shared_descriptor,
     k_major_cells,
     mn_major_elements,
 )
-from emulator.tensor_memory import LANES, WORD, TensorMemory, split_address
+from .tensor_memory import LANES, WORD, TensorMemory, split_address
 
 ROW_BYTES = 32  # K elements of any kind
 PARTITION = 32  # lanes of a warp's quarter of tensor memory

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.errors import TensorMemoryLeak, TensorMemoryMisuse, UnwrittenRead
+from .errors import TensorMemoryLeak, TensorMemoryMisuse, UnwrittenRead
 
 LANES = 128
 COLUMNS = 512
