@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .execution import Warp
 
 
-def nothing(warp: "Warp", mask: Mask) -> None:
+def nothing(warp: Warp, mask: Mask) -> None:
     """The closure of an instruction without effect."""
 
 
@@ -37,7 +37,7 @@ def compile_brx(op: Decoder) -> Closure:
     targets = op.linker.branch_targets(name, op)
     index = op.source(0, np.uint32)
 
-    def run(warp: "Warp", mask: Mask) -> Any:
+    def run(warp: Warp, mask: Mask) -> Any:
         chosen = warp.slots[index]
         lanes = warp.lanes(mask)
         return Scatter(
@@ -64,7 +64,7 @@ def compile_exit(op: Decoder) -> Closure:
 def compile_trap(op: Decoder) -> Closure:
     op.expect_operands(0)
 
-    def run(warp: "Warp", mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> None:
         raise Trapped("the kernel trapped")
 
     return run
@@ -122,11 +122,11 @@ def compile_call(op: Decoder) -> Closure:
         for r, p in zip(results, callee.returns, strict=True)
     ]
 
-    def run(warp: "Warp", mask: Mask) -> Call:
+    def run(warp: Warp, mask: Mask) -> Call:
         _copy_local(warp, mask, copies)
         return Call(target)
 
-    def after(warp: "Warp", mask: Mask) -> None:
+    def after(warp: Warp, mask: Mask) -> None:
         _copy_local(warp, mask, copies_back)
 
     op.linker.after_call = after
@@ -154,7 +154,7 @@ def _variables(op: Decoder, group: Any) -> list[Variable]:
     return [e.variable for e in group.elements if isinstance(e, Symbol)]
 
 
-def _copy_local(warp: "Warp", mask: Mask, copies: list[tuple[int, int, int]]) -> None:
+def _copy_local(warp: Warp, mask: Mask, copies: list[tuple[int, int, int]]) -> None:
     """Copy bytes of each active lane's local memory: pairs of addresses, and sizes."""
     lanes = np.flatnonzero(warp.lanes(mask))
     storage = warp.local.storage.reshape(32, -1)

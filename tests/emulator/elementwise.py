@@ -18,7 +18,7 @@ def apply_ufunc(ufunc: Callable[..., np.ndarray], result: int, *sources: int) ->
     if len(sources) == 1:
         (only,) = sources
 
-        def run_unary(warp: "Warp", mask: Mask) -> None:
+        def run_unary(warp: Warp, mask: Mask) -> None:
             slots = warp.slots
             if mask is None:
                 ufunc(slots[only], slots[result])
@@ -28,7 +28,7 @@ def apply_ufunc(ufunc: Callable[..., np.ndarray], result: int, *sources: int) ->
         return run_unary
     first, second = sources
 
-    def run_binary(warp: "Warp", mask: Mask) -> None:
+    def run_binary(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
         if mask is None:
             ufunc(slots[first], slots[second], slots[result])
@@ -38,15 +38,13 @@ def apply_ufunc(ufunc: Callable[..., np.ndarray], result: int, *sources: int) ->
     return run_binary
 
 
-def apply_function(
-    function: Callable[..., np.ndarray], result: int, *sources: int
-) -> Closure:
+def apply_function(function: Callable[..., np.ndarray], result: int, *sources: int) -> Closure:
     """`result = function(*sources)` for a function of whole arrays of lanes.
 
     The function computes all 32 lanes; those that are not active keep their old value.
     """
 
-    def run(warp: "Warp", mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
         values = function(*[slots[source] for source in sources])
         if mask is None:
@@ -57,7 +55,7 @@ def apply_function(
     return run
 
 
-def write(warp: "Warp", slot: int, mask: Mask, values: np.ndarray) -> None:
+def write(warp: Warp, slot: int, mask: Mask, values: np.ndarray) -> None:
     """Give the active lanes of a slot new values; `values` holds all 32 lanes."""
     if mask is None:
         warp.slots[slot][:] = values
@@ -68,7 +66,7 @@ def write(warp: "Warp", slot: int, mask: Mask, values: np.ndarray) -> None:
 def copy_slot(result: int, source: int) -> Closure:
     """`result = source`."""
 
-    def run(warp: "Warp", mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
         if mask is None:
             slots[result][:] = slots[source]

@@ -88,18 +88,28 @@ class AsyncOperation:
 class Fragment:
     """Lanes of a warp that are at the same instruction.
 
-    `mask` is None for all 32 lanes. `polled_at` is the launch's event count when the lanes last
+    `mask` is None for all 32 lanes. `expired` says that a wait ended early. `polled_at` is the launch's event count when the lanes last
     polled in vain, -1 if they did not.
     """
 
-    __slots__ = ("mask", "pc", "polled_at", "stack", "wait")
+    __slots__ = ("expired", "last_wait", "mask", "pc", "polled_at", "stack", "wait")
 
     def __init__(self, pc: int, mask: Mask, stack: tuple[int, ...] = ()) -> None:
         self.pc = pc
         self.mask = mask
         self.stack = stack
         self.wait: Wait | None = None
+        self.last_wait = ""
+        self.expired = False
         self.polled_at = -1
+
+    def expire(self) -> bool:
+        """End a wait that may end early; whether it was one."""
+        if self.wait is None or not self.wait.may_expire:
+            return False
+        self.wait = None
+        self.expired = True
+        return True
 
 
 class Warp:
@@ -115,7 +125,7 @@ class Warp:
         The one that is running, while a closure runs.
     """
 
-    def __init__(self, cta: "Cta", index: int, generator: np.random.Generator) -> None:
+    def __init__(self, cta: Cta, index: int, generator: np.random.Generator) -> None:
         self.cta = cta
         self.index = index
         width, height, depth = cta.launch.block
@@ -151,6 +161,8 @@ class Warp:
                 fragment.wait = None
                 if not wait.retry:
                     fragment.pc += 1
+                    if wait.finish is not None:
+                        wait.finish()
             ready.append(fragment)
         if len(ready) > 1:
             self._merge()
@@ -232,6 +244,7 @@ class Warp:
             fragment.polled_at = self.cta.launch.events
         elif isinstance(outcome, Wait):
             fragment.wait = outcome
+            fragment.last_wait = outcome.why
         elif isinstance(outcome, Call):
             fragment.stack = (*fragment.stack, fragment.pc + 1)
             fragment.pc = outcome.target
@@ -296,7 +309,7 @@ class Cta:
     """
 
     def __init__(
-        self, launch: "Launch", index: tuple[int, int, int], generator: np.random.Generator
+        self, launch: Launch, index: tuple[int, int, int], generator: np.random.Generator
     ) -> None:
         self.launch = launch
         self.index = index

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 
 MODULES = [
+    "barriers",
     "control_instructions",
     "integer_instructions",
+    "mbarriers",
     "memory_instructions",
     "move_instructions",
 ]

@@ -13,9 +13,7 @@ def compile_binary(op: Decoder, ufunc: np.ufunc, type_name: str) -> Closure:
     """`d = ufunc(a, b)` on integers of a type."""
     op.expect_operands(3)
     dtype = integer_type(type_name)
-    return apply_ufunc(
-        ufunc, op.destination(0, dtype), op.source(1, dtype), op.source(2, dtype)
-    )
+    return apply_ufunc(ufunc, op.destination(0, dtype), op.source(1, dtype), op.source(2, dtype))
 
 
 @instruction("add")

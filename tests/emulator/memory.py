@@ -49,7 +49,7 @@ class Bytes:
     `where` indexes the region's storage; make one with `Region.range` or `Region.bytes_at`.
     """
 
-    region: "Region"
+    region: Region
     where: slice | np.ndarray
 
     def load(self) -> np.ndarray:

@@ -46,7 +46,7 @@ class Resolver:
         self._launch: object = None
 
     def pieces(
-        self, warp: "Warp", addresses: np.ndarray, mask: Mask
+        self, warp: Warp, addresses: np.ndarray, mask: Mask
     ) -> list[tuple[Region, np.ndarray, np.ndarray | None]]:
         """Split addresses of the active lanes by region.
 
@@ -71,7 +71,7 @@ class Resolver:
             return [(region, addresses, None)]
         return self._windows(warp, addresses, mask)
 
-    def _find(self, warp: "Warp", address: int) -> tuple[Region | None, int]:
+    def _find(self, warp: Warp, address: int) -> tuple[Region | None, int]:
         if address >= LOCAL_WINDOW and self.space in ("generic", "param"):
             return None, 1
         launch = warp.cta.launch
@@ -79,7 +79,7 @@ class Resolver:
             return launch.parameters, 0
         return launch.memory.find(address), 0
 
-    def _local(self, warp: "Warp", addresses: np.ndarray, mask: Mask) -> np.ndarray:
+    def _local(self, warp: Warp, addresses: np.ndarray, mask: Mask) -> np.ndarray:
         """Addresses in a warp's local region: every lane has its own stretch."""
         stride = warp.local_stride
         if int(addresses.max()) >= stride:
@@ -89,7 +89,7 @@ class Resolver:
         return addresses + lanes * np.uint64(stride)
 
     def _windows(
-        self, warp: "Warp", addresses: np.ndarray, mask: Mask
+        self, warp: Warp, addresses: np.ndarray, mask: Mask
     ) -> list[tuple[Region, np.ndarray, np.ndarray | None]]:
         """Any mix of windows and regions."""
         pieces: dict[int, tuple[Region, np.ndarray, list[int]]] = {}
@@ -110,8 +110,7 @@ class Resolver:
             piece[1][index] = within
             piece[2].append(index)
         return [
-            (region, within[chosen], np.array(chosen))
-            for region, within, chosen in pieces.values()
+            (region, within[chosen], np.array(chosen)) for region, within, chosen in pieces.values()
         ]
 
 
@@ -156,7 +155,11 @@ def compile_ld(op: Decoder) -> Closure:
     if len(elements) != count:
         raise op.unsupported("the vector has another size")
     results = [op.extended_destination(e, type_name) for e in elements]
-    loaded = np.dtype(element).type if type_name[0] != "s" else np.dtype(f"i{TYPE_BITS[type_name] // 8}").type
+    loaded = (
+        np.dtype(element).type
+        if type_name[0] != "s"
+        else np.dtype(f"i{TYPE_BITS[type_name] // 8}").type
+    )
     return _load_closure(op.memory(1), Resolver(space), element, loaded, results, order)
 
 
@@ -172,7 +175,7 @@ def _load_closure(
     # A load that may be polling ends the turn: somebody else must write what it waits for.
     outcome = YIELD if order in ("volatile", "relaxed", "acquire", "mmio") else None
 
-    def run(warp: "Warp", mask: Mask) -> Signal | None:
+    def run(warp: Warp, mask: Mask) -> Signal | None:
         addresses = memory.evaluate(warp, mask)
         pieces = resolver.pieces(warp, addresses, mask)
         if len(pieces) == 1:
@@ -218,7 +221,7 @@ def _store_closure(
 ) -> Closure:
     count = len(sources)
 
-    def run(warp: "Warp", mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> None:
         addresses = memory.evaluate(warp, mask)
         values = np.empty((len(addresses), count), element)
         slots = warp.slots

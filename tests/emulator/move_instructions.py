@@ -46,7 +46,7 @@ def _pack(op: Decoder, type_name: str, result: Operand, elements: tuple[Operand,
     target = op.destination(result, whole)
     count = len(sources)
 
-    def run(warp: "Warp", mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
         parts = np.empty((32, count), part)
         for column, source in enumerate(sources):
@@ -62,7 +62,7 @@ def _unpack(op: Decoder, type_name: str, elements: tuple[Operand, ...], source: 
     results = [op.destination(e, part) for e in elements]
     value = op.source(source, bits_type(type_name))
 
-    def run(warp: "Warp", mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> None:
         # A copy: the source may be one of the results.
         parts = warp.slots[value].copy().view(part).reshape(32, count)
         for column, result in enumerate(results):
@@ -118,7 +118,7 @@ def compile_mapa(op: Decoder) -> Closure:
     result, source = op.destination(0, dtype), op.source(1, dtype)
     rank = op.source(2, np.uint32)
 
-    def run(warp: "Warp", mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> None:
         if warp.slots[rank][warp.lanes(mask)].any():
             raise op.unsupported("a CTA rank above 0 in a cluster of one CTA")
         write(warp, result, mask, warp.slots[source])

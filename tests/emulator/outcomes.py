@@ -16,13 +16,16 @@ import numpy as np
 class Wait:
     """The lanes wait until `ready()`.
 
-    With `retry` the instruction then runs again; without, it is done. `why` appears in the message
-    of a deadlock.
+    With `retry` the instruction then runs again; without, it is done, after a call of `finish`.
+    A wait that `may_expire` ends when nothing else can run: the instruction runs again while
+    `warp.fragment.expired` is set. `why` appears in the message of a deadlock.
     """
 
     ready: Callable[[], bool]
     retry: bool
     why: str
+    finish: Callable[[], None] | None = None
+    may_expire: bool = False
 
 
 @dataclass(frozen=True)

@@ -137,9 +137,7 @@ class _Linker:
 
     def _lay_out_dynamic(self) -> None:
         """Every unsized shared array begins where the sized ones end."""
-        unsized = [
-            v for v in self.module.variables.values() if v.space == "shared" and not v.size
-        ]
+        unsized = [v for v in self.module.variables.values() if v.space == "shared" and not v.size]
         align = max([16, *(v.align for v in unsized)])
         self.program.shared_bytes = _aligned(self.program.shared_bytes, align)
         for variable in unsized:
@@ -227,7 +225,7 @@ class FunctionLinker:
             raise op.unsupported(f"no .branchtargets {name.text}")
         return [self.label(target, op) for target in names]
 
-    def callee(self, name: Name, op: Decoder) -> tuple[int, "FunctionLinker", Function]:
+    def callee(self, name: Name, op: Decoder) -> tuple[int, FunctionLinker, Function]:
         """A function's position in the code, its names, and itself."""
         function = self._linker.module.functions.get(name.text)
         if function is None or name.text not in self._linker.entries:
@@ -235,12 +233,12 @@ class FunctionLinker:
         start = self._linker.entries[name.text]
         return start, FunctionLinker(self._linker, function, start), function
 
-    def changing_special(self, name: str) -> Callable[["Warp"], int] | None:
+    def changing_special(self, name: str) -> Callable[[Warp], int] | None:
         """How to read a special register that changes while a warp runs."""
         return CHANGING_REGISTERS.get(name)
 
     @staticmethod
-    def after_call(warp: "Warp", mask: Mask) -> None:
+    def after_call(warp: Warp, mask: Mask) -> None:
         """Where a call comes back to; `call` replaces it where there are results to copy."""
 
 
@@ -252,7 +250,7 @@ def _guard(closure: Closure, guard: Operand, op: Decoder) -> Closure:
         raise op.unsupported("the guard is no predicate")
     slot = op.source(register, np.bool_)
 
-    def run(warp: "Warp", mask: Mask) -> Any:
+    def run(warp: Warp, mask: Mask) -> Any:
         active = warp.slots[slot]
         if negated:
             active = ~active

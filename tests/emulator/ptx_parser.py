@@ -111,9 +111,7 @@ class _Parser:
                 self.result.variables[variable.name] = variable
             tokens.expect(";")
         else:
-            raise UnsupportedInstruction(
-                f"{directive.text}, line {tokens.line(directive.start)}"
-            )
+            raise UnsupportedInstruction(f"{directive.text}, line {tokens.line(directive.start)}")
 
 
 def parse_variables(tokens: Tokens, space: str, external: bool = False) -> list[Variable]:

@@ -79,16 +79,16 @@ class Name:
 class Vector:
     """``{a, b, ...}``"""
 
-    elements: tuple["Operand", ...]
+    elements: tuple[Operand, ...]
 
 
 @dataclass(frozen=True)
 class Address:
     """``[base + offset]``, and for tensors ``[base, {x, y}, ...]``."""
 
-    base: "Operand"
+    base: Operand
     offset: int = 0
-    extra: tuple["Operand", ...] = ()
+    extra: tuple[Operand, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,22 +100,22 @@ class Sink:
 class Not:
     """``!p``: a negated predicate."""
 
-    operand: "Operand"
+    operand: Operand
 
 
 @dataclass(frozen=True)
 class Pair:
     """``p|q``: two destinations."""
 
-    first: "Operand"
-    second: "Operand"
+    first: Operand
+    second: Operand
 
 
 @dataclass(frozen=True)
 class Part:
     """``%r1.b2``: a part of a register, as the video instructions select it."""
 
-    register: "Operand"
+    register: Operand
     selector: str
 
 
@@ -123,7 +123,7 @@ class Part:
 class Group:
     """``(a, b)``: an argument list of a call."""
 
-    elements: tuple["Operand", ...]
+    elements: tuple[Operand, ...]
 
 
 Operand = Union[

@@ -48,9 +48,7 @@ class Tokens:
                     f"line {self.line(position)}: cannot read {text[position : position + 20]!r}"
                 )
             if match.lastgroup != "skip":
-                tokens.append(
-                    Token(str(match.lastgroup), match.group(), position, match.end())
-                )
+                tokens.append(Token(str(match.lastgroup), match.group(), position, match.end()))
             position = match.end()
         tokens.append(Token("end", "", len(text), len(text)))
         return tokens

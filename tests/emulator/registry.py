@@ -62,7 +62,7 @@ def instruction(*prefixes: str) -> Callable[[Compiler], Compiler]:
     return register
 
 
-def compile_instruction(parsed: Instruction, slots: Slots, linker: "FunctionLinker") -> Closure:
+def compile_instruction(parsed: Instruction, slots: Slots, linker: FunctionLinker) -> Closure:
     """The closure of an instruction, its guard left aside.
 
     Raises
@@ -87,7 +87,7 @@ class MemoryOperand(NamedTuple):
     base: int
     offset: int
 
-    def evaluate(self, warp: "Warp", mask: Mask) -> np.ndarray:
+    def evaluate(self, warp: Warp, mask: Mask) -> np.ndarray:
         """The addresses of the active lanes, uint64."""
         base = warp.slots[self.base]
         if mask is not None:
@@ -110,7 +110,7 @@ class Decoder:
     """
 
     def __init__(
-        self, parsed: Instruction, modifiers: list[str], slots: Slots, linker: "FunctionLinker"
+        self, parsed: Instruction, modifiers: list[str], slots: Slots, linker: FunctionLinker
     ) -> None:
         self.instruction = parsed
         self.operands = parsed.operands
@@ -210,7 +210,9 @@ class Decoder:
             if TYPE_BITS[operand.type] < bits:
                 raise self.unsupported("the destination is too narrow")
             bits = TYPE_BITS[operand.type]
-        return self.destination(operand, np.dtype(f"{'i' if type_name[0] == 's' else 'u'}{bits // 8}").type)
+        return self.destination(
+            operand, np.dtype(f"{'i' if type_name[0] == 's' else 'u'}{bits // 8}").type
+        )
 
     def memory(self, operand: int | Operand) -> MemoryOperand:
         """An address operand `[base + offset]`."""
@@ -279,7 +281,7 @@ class Decoder:
         if not refreshed:
             return closure
 
-        def run(warp: "Warp", mask: Mask) -> Any:
+        def run(warp: Warp, mask: Mask) -> Any:
             for slot, compute in refreshed:
                 warp.slots[slot][...] = compute(warp)
             return closure(warp, mask)
@@ -288,7 +290,7 @@ class Decoder:
             return run
         only_slot, only_compute = refreshed[0]
 
-        def run_one(warp: "Warp", mask: Mask) -> Any:
+        def run_one(warp: Warp, mask: Mask) -> Any:
             warp.slots[only_slot][...] = only_compute(warp)
             return closure(warp, mask)
 

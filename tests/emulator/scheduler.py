@@ -60,7 +60,7 @@ POLICIES = (
 )
 
 # Turns in a row in which everybody polled in vain before that counts as a deadlock.
-_IDLE_TURNS = 5000
+_IDLE_TURNS = 2000
 
 
 class Scheduler:
@@ -85,6 +85,7 @@ class Scheduler:
         self._leader: Warp | None = None
         self._turn = 0
         self._idle_turns = 0
+        self._events_seen = 0
         self._draws: list[float] = []
 
     def _cta_indices(self) -> Iterator[tuple[int, int, int]]:
@@ -124,6 +125,8 @@ class Scheduler:
         idle: list[tuple[Warp, list[Fragment]]] = []
         events = self.launch.events
         pending = False
+        if events != self._events_seen:
+            self._events_seen, self._idle_turns = events, 0
         for cta in self.resident:
             pending = pending or bool(cta.pending)
             for warp in cta.warps:
@@ -138,13 +141,12 @@ class Scheduler:
         if pending and self._copies_first(bool(busy)):
             self._advance_copy()
         elif busy:
-            self._idle_turns = 0
             self._run_warp(busy)
         elif self.waiting:
             self._admit()
         elif idle:
             self._poll_again(idle)
-        else:
+        elif not self._expire_waits():
             raise Deadlock(self._stuck())
 
     def _copies_first(self, warps_can_run: bool) -> bool:
@@ -171,6 +173,12 @@ class Scheduler:
         if self._idle_turns > _IDLE_TURNS:
             raise Deadlock(f"everybody polls in vain: {self._stuck()}")
         self._run_warp(idle)
+
+    def _expire_waits(self) -> bool:
+        """Nothing can run: end the waits that may end early, if there are any."""
+        fragments = [f for cta in self.resident for warp in cta.warps for f in warp.fragments]
+        self._idle_turns += 1
+        return self._idle_turns <= _IDLE_TURNS and any([f.expire() for f in fragments])
 
     def _run_warp(self, choices: list[tuple[Warp, list[Fragment]]]) -> None:
         warp, fragments = self._choose_warp(choices)
@@ -207,7 +215,7 @@ class Scheduler:
         for cta in self.resident:
             for warp in cta.warps:
                 for fragment in warp.fragments:
-                    why = fragment.wait.why if fragment.wait else "polls"
+                    why = fragment.last_wait or "polls"
                     places.append(f"{warp.place(fragment.pc, fragment.mask)}: {why}")
         return "; ".join(places[:12])
 

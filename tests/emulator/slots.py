@@ -31,7 +31,7 @@ class Slots:
         self._registers: dict[str, type] = {}
 
     def _add(
-        self, key: tuple | None, make: Callable[[dict[str, np.ndarray], "Warp"], np.ndarray]
+        self, key: tuple | None, make: Callable[[dict[str, np.ndarray], Warp], np.ndarray]
     ) -> int:
         if key is not None and key in self._numbers:
             return self._numbers[key]
@@ -62,7 +62,7 @@ class Slots:
         lanes.flags.writeable = False
         return self._add(("constant", lanes.tobytes(), dtype), lambda registers, warp: lanes)
 
-    def special(self, name: str, dtype: type, op: "Decoder") -> int:
+    def special(self, name: str, dtype: type, op: Decoder) -> int:
         """A special register that is constant for a warp."""
         value = SPECIAL_REGISTERS.get(name)
         if value is None:
@@ -80,7 +80,7 @@ class Slots:
         """Lanes that nobody reads."""
         return self._add(("sink", dtype), lambda registers, warp: np.zeros(LANES, dtype))
 
-    def create(self, warp: "Warp", generator: np.random.Generator) -> list[np.ndarray]:
+    def create(self, warp: Warp, generator: np.random.Generator) -> list[np.ndarray]:
         """A warp's arrays; registers hold garbage until they are written."""
         registers = {
             name: generator.integers(0, 2, LANES).astype(bool)

@@ -14,24 +14,24 @@ _LANES = np.arange(32, dtype=np.uint64)
 _ONE = np.uint64(1)
 
 
-def _axis(index: int, of: Callable[["Warp"], tuple[int, int, int]]) -> Callable[["Warp"], int]:
+def _axis(index: int, of: Callable[[Warp], tuple[int, int, int]]) -> Callable[[Warp], int]:
     return lambda warp: of(warp)[index]
 
 
-def _thread(index: int) -> Callable[["Warp"], np.ndarray]:
+def _thread(index: int) -> Callable[[Warp], np.ndarray]:
     return lambda warp: warp.thread_indices[index]
 
 
-def _zero(warp: "Warp") -> int:
+def _zero(warp: Warp) -> int:
     return 0
 
 
-def _one(warp: "Warp") -> int:
+def _one(warp: Warp) -> int:
     return 1
 
 
 # Those that stay the same while a warp runs, as functions of the warp.
-SPECIAL_REGISTERS: dict[str, Callable[["Warp"], Any]] = {
+SPECIAL_REGISTERS: dict[str, Callable[[Warp], Any]] = {
     "%laneid": lambda warp: _LANES,
     "%warpid": lambda warp: warp.index,
     "%nwarpid": lambda warp: len(warp.cta.warps),
@@ -64,7 +64,7 @@ for _index, _name in enumerate("xyz"):
     }
 
 # Those that change, as functions of the warp at the time they are read.
-CHANGING_REGISTERS: dict[str, Callable[["Warp"], int]] = {
+CHANGING_REGISTERS: dict[str, Callable[[Warp], int]] = {
     "%clock": lambda warp: warp.cta.launch.clock() & 0xFFFFFFFF,
     "%clock_hi": lambda warp: warp.cta.launch.clock() >> 32,
     "%clock64": lambda warp: warp.cta.launch.clock(),

@@ -13,7 +13,9 @@ HEADER = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 
 
 def test_each_thread_stores_its_sum() -> None:
-    ptx = HEADER + """
+    ptx = (
+        HEADER
+        + """
     .visible .entry k(.param .u64 out, .param .u32 bias)
     {
         .reg .b32 %r<4>; .reg .b64 %rd<3>;
@@ -29,6 +31,7 @@ def test_each_thread_stores_its_sum() -> None:
         ret;
     }
     """
+    )
     out = Region("out", 0x7F0000001000, 64 * 4)
     run_kernel(ptx, "k", 1, 64, struct.pack("<QI", out.base, 7), [out])
     assert out.data.view(np.uint32).tolist() == list(range(7, 71))
