@@ -8,6 +8,7 @@ that every signature and structure is the driver's own.
 */
 
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -506,6 +507,10 @@ EXPORT CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t
 
 EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id)
 {
+    char what[] = "cuGetExportTable(00000000000000000000000000000000)";
+    for (int i = 0; i < 16; i++)
+        sprintf(strchr(what, '(') + 1 + 2 * i, "%02x%c", (unsigned char)id->bytes[i], i < 15 ? '0' : ')');
+    answers.unanswered(what);
     *table = NULL;
     return CUDA_ERROR_NOT_FOUND;
 }

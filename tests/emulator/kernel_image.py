@@ -6,6 +6,10 @@ lists of attributes: one byte of format, one of attribute, then a 16-bit value o
 16 of offset, 32 of which the upper 14 are the size in bytes. Attribute 0x2f holds a symbol and the
 registers of its threads. ``cuobjdump -elf`` prints them as EIATTR_KPARAM_INFO and EIATTR_REGCOUNT;
 the tests compare what is read here with the PTX of the same kernel.
+
+A fat binary starts with 16 bytes: magic, 16 bits of version and of header size, 64 of content size. Each
+entry has 16 bits of kind (1 PTX, 2 ELF) and of version, 32 of header size, 64 of content size and 32
+of compressed size, zero where it is not compressed.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from dataclasses import dataclass
 
 ELF_MAGIC = b"\x7fELF"
 ELF_HEADER_BYTES = 64
+FAT_MAGIC = bytes.fromhex("50ed55ba")
+FAT_HEADER_BYTES = 16
 _SECTION_BYTES = 64
 _SEGMENT_BYTES = 56
 _NO_BITS = 8  # kind of a section without bytes in the file
@@ -52,6 +58,33 @@ class KernelFacts:
     def parameter_bytes(self) -> int:
         """Size of the parameter buffer."""
         return max((each.offset + each.size for each in self.parameters), default=0)
+
+
+def fat_size(header: bytes) -> int:
+    """Bytes of a fat binary, from its header."""
+    _, header_size, content_size = struct.unpack_from("<HHQ", header, 4)
+    return header_size + content_size
+
+
+def fat_content(fat: bytes) -> bytes:
+    """The one image in a fat binary.
+
+    Raises
+    ------
+    ValueError
+        There is not exactly one image, or it is compressed.
+    """
+    (at,) = struct.unpack_from("<H", fat, 6)
+    images = []
+    while at < len(fat):
+        _, _, header_size, size, compressed = struct.unpack_from("<HHIQI", fat, at)
+        if compressed:
+            raise ValueError("a fat binary holds a compressed image: that is not supported")
+        images.append(fat[at + header_size : at + header_size + size])
+        at += header_size + size
+    if len(images) != 1:
+        raise ValueError(f"a fat binary must hold one image, this one holds {len(images)}")
+    return images[0]
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,25 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .recorded_launch import Device, Launch
-from .standin import StandIn, build
+from .standin import CUTE_RUNTIME, StandIn, build
 
 if TYPE_CHECKING:
     import torch
 
 _session: Session | None = None  # of the recorder's own process
+
+
+class RecordingError(RuntimeError):
+    """What went wrong in a recorder's process, with its traceback."""
 
 
 class Session:
@@ -61,12 +67,12 @@ class LaunchRecorder:
     def __init__(self, device: Device | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="launch-recorder-")
         folder = Path(self._folder.name)
-        library = build(folder)
+        build(folder)
         self._pool = ProcessPoolExecutor(
             max_workers=1,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start,
-            initargs=(library, device or Device(), folder),
+            initargs=(device or Device(), folder),
         )
 
     def record(self, call: Callable[..., None], *arguments: Any) -> list[Launch]:
@@ -82,10 +88,8 @@ class LaunchRecorder:
 
         Raises
         ------
-        NotImplementedError
-            The host code made a driver call that the stand-in does not answer.
-        Exception
-            Whatever else went wrong in the process.
+        RecordingError
+            The call raised, or the stand-in refused or does not answer one of its driver calls.
         """
         return self._pool.submit(_record, call, arguments).result()
 
@@ -101,9 +105,15 @@ class LaunchRecorder:
         self.close()
 
 
-def _start(library: Path, device: Device, folder: Path) -> None:
+def _start(device: Device, folder: Path) -> None:
     """Make this process one that sees the stand-in's device."""
     global _session
+    early = {"cuda.bindings.driver", "cutlass", "sdsa_kernels.cute_scores"} & set(sys.modules)
+    if early:
+        raise RuntimeError(
+            f"{', '.join(sorted(early))} came into the recorder's process before the stand-in: the "
+            "main module must not import it"
+        )
     major, minor = device.capability
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch must not look for devices of its own
     # Compiled kernels must not come from a cache that has no PTX of them.
@@ -111,10 +121,12 @@ def _start(library: Path, device: Device, folder: Path) -> None:
     os.environ["CUTE_DSL_KEEP_PTX"] = "1"
     os.environ["CUTE_DSL_KEEP_CUBIN"] = "1"
     os.environ["CUTE_DSL_DUMP_DIR"] = str(folder)
+    os.environ["CUTE_DSL_LIBS"] = str(folder / CUTE_RUNTIME)
     os.environ["CUTE_DSL_ARCH"] = f"sm_{major}{minor}a"
-    standin = StandIn(library, device)
+    standin = StandIn(folder, device)
     _session = Session(standin)
     _pretend_to_torch(device)
+    _answer_for_the_cuda_runtime()
     _keep_ptx_of_compiled_functions(_session)
 
 
@@ -123,11 +135,15 @@ def _record(call: Callable[..., None], arguments: tuple[Any, ...]) -> list[Launc
     standin = _session._standin
     standin.forget()
     try:
-        call(_session, *arguments)
+        try:
+            call(_session, *arguments)
+        except Exception as error:
+            standin.check(error)
+            raise
+        standin.check()
     except Exception as error:
-        standin.check(error)
-        raise
-    standin.check()
+        # As text: not every exception can travel to another process.
+        raise RecordingError("".join(traceback.format_exception(error))) from None
     return standin.launches
 
 
@@ -145,6 +161,16 @@ def _pretend_to_torch(device: Device) -> None:
     torch.cuda.get_device_properties = lambda index=None: Properties
     torch.cuda.is_current_stream_capturing = lambda: False
     torch._C._cuda_getCurrentRawStream = lambda index: 0
+
+
+def _answer_for_the_cuda_runtime() -> None:
+    """Answer what CuTe DSL asks the CUDA runtime from Python: that only runs on NVIDIA's driver."""
+    from cuda.bindings import runtime
+
+    done = runtime.cudaError_t.cudaSuccess
+    runtime.cudaGetDeviceCount = lambda: (done, 1)
+    runtime.cudaGetDevice = lambda: (done, 0)
+    runtime.cudaLibraryUnload = lambda library: (done,)
 
 
 def _keep_ptx_of_compiled_functions(session: Session) -> None:

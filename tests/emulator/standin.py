@@ -7,22 +7,25 @@ the process that asks for ``libcuda.so.1`` gets the stand-in.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib.util
 import os
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .kernel_image import (
     ELF_HEADER_BYTES,
     ELF_MAGIC,
+    FAT_HEADER_BYTES,
+    FAT_MAGIC,
     KernelFacts,
     elf_extent,
     elf_kernels,
     elf_size,
+    fat_content,
+    fat_size,
     ptx_kernels,
 )
 from .recorded_launch import Device, Launch, MemoryRegion
@@ -37,8 +40,8 @@ from .tensor_map_arguments import (
     reason_refused,
 )
 
-SOURCE = Path(__file__).with_name("driver_standin.c")
-LIBRARY = "libcuda.so.1"
+DRIVER = "libcuda.so.1"
+CUTE_RUNTIME = "libcute_dsl_runtime.so"
 ALLOCATION_ALIGNMENT = 512
 TOTAL_MEMORY_BYTES = 1 << 36
 
@@ -89,8 +92,8 @@ def reason_unavailable() -> str | None:
     return None
 
 
-def build(folder: Path) -> Path:
-    """Compile the stand-in into `folder`, unless it is there already.
+def build(folder: Path) -> None:
+    """Compile the stand-ins for the driver and for CuTe DSL's runtime library into `folder`.
 
     Raises
     ------
@@ -100,19 +103,18 @@ def build(folder: Path) -> Path:
     reason = reason_unavailable()
     if reason:
         raise RuntimeError(f"the stand-in for the CUDA driver {reason}")
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    target = folder / digest / LIBRARY
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fresh = target.with_suffix(f".{os.getpid()}")
-        options = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
-        include = f"-I{find_cuda_header()}"
-        command = ["cc", *options, f"-Wl,-soname,{LIBRARY}", include, str(SOURCE), "-o", str(fresh)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{SOURCE.name} does not compile:\n{done.stderr}")
-        fresh.replace(target)
-    return target
+    _compile("driver_standin.c", folder / DRIVER)
+    _compile("runtime_standin.c", folder / CUTE_RUNTIME, f"-L{folder}", f"-l:{DRIVER}")
+
+
+def _compile(source: str, target: Path, *libraries: str) -> None:
+    options = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
+    options += [f"-Wl,-soname,{target.name}", f"-I{find_cuda_header()}"]
+    path = Path(__file__).with_name(source)
+    command = ["cc", *options, str(path), "-o", str(target), *libraries]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{source} does not compile:\n{done.stderr}")
 
 
 class _LaunchAttribute(ctypes.Structure):
@@ -208,8 +210,8 @@ class StandIn:
 
     Parameters
     ----------
-    library : Path
-        From `build`.
+    folder : Path
+        With the libraries that `build` made.
     device : Device
         The device that it pretends to be.
 
@@ -221,7 +223,7 @@ class StandIn:
         PTX by kernel symbol, for kernels that are loaded as binaries; whoever has some puts it here.
     """
 
-    def __init__(self, library: Path, device: Device) -> None:
+    def __init__(self, folder: Path, device: Device) -> None:
         self.device = device
         self.launches: list[Launch] = []
         self.ptx: dict[str, str] = {}
@@ -236,7 +238,7 @@ class StandIn:
             for name, types in _ANSWERS.items()
         )
         self._answers = _Answers(*answers)
-        self._library = ctypes.CDLL(str(library), mode=os.RTLD_NOW | os.RTLD_GLOBAL)
+        self._library = ctypes.CDLL(str(folder / DRIVER), mode=os.RTLD_NOW | os.RTLD_GLOBAL)
         self._library.standin_set_answers(
             ctypes.byref(self._answers), device.driver_version, _size(TOTAL_MEMORY_BYTES)
         )
@@ -279,17 +281,13 @@ class StandIn:
     # Images and kernels; handles are positions in the lists, from 1.
 
     def _load_image(self, image: int, module: ctypes._Pointer[ctypes.c_size_t]) -> int:
-        start = ctypes.string_at(image, 4)
-        if start == ELF_MAGIC:
-            extent = elf_extent(ctypes.string_at(image, ELF_HEADER_BYTES))
-            content = ctypes.string_at(image, extent)
-            content = ctypes.string_at(image, elf_size(content))
-            kernels = elf_kernels(content)
-        else:
-            content = ctypes.string_at(image)
-            if b".version" not in content:
-                return self._refuse(_INVALID_IMAGE, f"an image starts with {start!r}: no ELF, no PTX")
-            kernels = ptx_kernels(content.decode())
+        content = _read_image(image)
+        if content is None:
+            start = ctypes.string_at(image, 8).hex()
+            return self._refuse(_INVALID_IMAGE, f"an image starts with {start}: no ELF, fat binary, PTX")
+        kernels = (
+            elf_kernels(content) if content.startswith(ELF_MAGIC) else ptx_kernels(content.decode())
+        )
         self._modules.append((content, kernels))
         module[0] = len(self._modules)
         return _SUCCESS
@@ -378,17 +376,19 @@ class StandIn:
         if given.shared_bytes > limit:
             why = f"{given.shared_bytes} bytes of shared memory, the kernel's attribute allows {limit}"
             return self._refuse(_INVALID_VALUE, why)
+        ptx = self._ptx_of(found)
+        facts = found.facts if ptx is None else _with_layout_of(ptx, found)
         self.launches.append(
             Launch(
                 kernel=found.name,
                 image=found.image,
-                ptx=self._ptx_of(found),
-                facts=found.facts,
+                ptx=ptx,
+                facts=facts,
                 grid=tuple(given.grid),
                 block=tuple(given.block),
                 cluster=_cluster_of(attributes),
                 shared_bytes=given.shared_bytes,
-                parameters=_parameter_buffer(found.facts, parameters, extra),
+                parameters=_parameter_buffer(facts, parameters, extra),
                 kernel_attributes=dict(found.attributes),
                 launch_attributes=attributes,
                 memory=tuple(self._snapshot()),
@@ -397,18 +397,9 @@ class StandIn:
         return _SUCCESS
 
     def _ptx_of(self, kernel: _Kernel) -> str | None:
-        """PTX of a kernel, its parameters laid out as the binary's."""
         if not kernel.image.startswith(ELF_MAGIC):
             return kernel.image.decode()
-        ptx = self.ptx.get(kernel.name)
-        if ptx is not None:
-            described = ptx_kernels(ptx)[kernel.name].parameters
-            if described != kernel.facts.parameters:
-                raise ValueError(
-                    f"{kernel.name}: the binary's parameters are {kernel.facts.parameters}, "
-                    f"its PTX has {described}"
-                )
-        return ptx
+        return self.ptx.get(kernel.name)
 
     def _snapshot(self) -> list[MemoryRegion]:
         return [
@@ -479,6 +470,34 @@ class StandIn:
 
     def _unanswered(self, name: bytes) -> None:
         raise NotImplementedError(f"the stand-in for the CUDA driver does not answer {name.decode()}")
+
+
+def _read_image(address: int) -> bytes | None:
+    """The ELF file or PTX text at an address, taken out of its fat binary; None where it is neither."""
+    start = ctypes.string_at(address, 4)
+    if start == FAT_MAGIC:
+        size = fat_size(ctypes.string_at(address, FAT_HEADER_BYTES))
+        return fat_content(ctypes.string_at(address, size))
+    if start == ELF_MAGIC:
+        extent = elf_extent(ctypes.string_at(address, ELF_HEADER_BYTES))
+        return ctypes.string_at(address, elf_size(ctypes.string_at(address, extent)))
+    text = ctypes.string_at(address)
+    return text if b".version" in text else None
+
+
+def _with_layout_of(ptx: str, kernel: _Kernel) -> KernelFacts:
+    """A kernel's facts, its parameters where its PTX has them.
+
+    A binary's offsets count from where its parameters start in constant memory, which only some
+    alignments can see; the parameters themselves must be the same.
+    """
+    parameters = ptx_kernels(ptx)[kernel.name].parameters
+    in_ptx, in_binary = (
+        [each.size for each in given] for given in (parameters, kernel.facts.parameters)
+    )
+    if in_ptx != in_binary:
+        raise ValueError(f"{kernel.name}: parameters of {in_binary} bytes, its PTX has {in_ptx}")
+    return replace(kernel.facts, parameters=parameters)
 
 
 def _cluster_of(attributes: dict[int, bytes]) -> tuple[int, int, int]:
