@@ -1,0 +1,266 @@
+"""What a tensor map says: which bytes of global memory make up a box, and where they go.
+
+A tensor map is opaque in PTX; the emulator works from the arguments its maker passed to the driver.
+Sources: CUDA driver API, `cuTensorMapEncodeTiled` (the rules that `TensorMap.check` enforces); PTX
+ISA, "Tensor Access Modes", "Tiled Mode", "Swizzling Modes". Dimensions are listed innermost first,
+as the driver takes them.
+"""
+
+import enum
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from emulator.errors import EmulationError, UnsupportedInstruction
+from emulator.swizzle import B32, B64, B128, B128_ATOM_32B, B128_ATOM_64B, NONE, Swizzle
+
+MAX_RANK = 5
+MAX_BOX = 256
+MAX_ELEMENT_STRIDE = 8
+CELL = 16  # bytes that every swizzling mode keeps whole
+
+
+class TensorMapError(EmulationError):
+    """A tensor map or a box that breaks a rule of the driver or of the ISA."""
+
+
+class DataType(enum.IntEnum):
+    """`CUtensorMapDataType`."""
+
+    UINT8 = 0
+    UINT16 = 1
+    UINT32 = 2
+    INT32 = 3
+    UINT64 = 4
+    INT64 = 5
+    FLOAT16 = 6
+    FLOAT32 = 7
+    FLOAT64 = 8
+    BFLOAT16 = 9
+    FLOAT32_FTZ = 10
+    TFLOAT32 = 11
+    TFLOAT32_FTZ = 12
+    U4_ALIGN_8B = 13
+    U4_ALIGN_16B = 14
+    U6_ALIGN_16B = 15
+
+
+ELEMENT_BITS = {
+    DataType.UINT8: 8,
+    DataType.UINT16: 16,
+    DataType.UINT32: 32,
+    DataType.INT32: 32,
+    DataType.UINT64: 64,
+    DataType.INT64: 64,
+    DataType.FLOAT16: 16,
+    DataType.FLOAT32: 32,
+    DataType.FLOAT64: 64,
+    DataType.BFLOAT16: 16,
+    DataType.TFLOAT32: 32,
+    DataType.U4_ALIGN_8B: 4,
+}
+# Flushing or padding variants change the bytes that are copied; they are refused by name.
+
+SWIZZLES = {0: NONE, 1: B32, 2: B64, 3: B128, 4: B128_ATOM_32B, 6: B128_ATOM_64B}
+
+
+@dataclass(frozen=True)
+class Box:
+    """The bytes of one box: `rows` contiguous runs of global memory.
+
+    Attributes
+    ----------
+    row_addresses : np.ndarray
+        int64 `[rows]`: global address of a row's first byte, also of rows outside the tensor.
+    row_inside : np.ndarray
+        bool `[rows]`: whether the row's outer coordinates lie inside the tensor.
+    inner_start, inner_stop : int
+        Bytes `[inner_start, inner_stop)` of a row lie inside the tensor.
+    row_bytes : int
+        Bytes of a row of the box.
+    """
+
+    row_addresses: np.ndarray
+    row_inside: np.ndarray
+    inner_start: int
+    inner_stop: int
+    row_bytes: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether every byte of the box lies inside the tensor."""
+        return (
+            self.inner_start == 0
+            and self.inner_stop == self.row_bytes
+            and bool(self.row_inside.all())
+        )
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """The arguments of `cuTensorMapEncodeTiled`.
+
+    Attributes
+    ----------
+    data_type, interleave, swizzle, l2_promotion, oob_fill : int
+        The driver's enumerators.
+    address : int
+        Global address of the tensor.
+    dimensions : tuple of int
+        Elements in each dimension, innermost first.
+    strides : tuple of int
+        Bytes between neighbours in dimensions 1, 2, ...
+    box : tuple of int
+        Elements traversed in each dimension.
+    element_strides : tuple of int
+        Steps of the traversal; the first is ignored without interleaving.
+    """
+
+    data_type: int
+    address: int
+    dimensions: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    interleave: int = 0
+    swizzle: int = 0
+    l2_promotion: int = 0
+    oob_fill: int = 0
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.dimensions)
+
+    @property
+    def element_bits(self) -> int:
+        """Bits of an element in global and in shared memory."""
+        try:
+            return ELEMENT_BITS[DataType(self.data_type)]
+        except (KeyError, ValueError):
+            raise UnsupportedInstruction(f"tensor map of data type {self.data_type}") from None
+
+    @property
+    def swizzling(self) -> Swizzle:
+        """The swizzling mode of the box in shared memory."""
+        try:
+            return SWIZZLES[self.swizzle]
+        except KeyError:
+            raise UnsupportedInstruction(f"tensor map of swizzle {self.swizzle}") from None
+
+    @property
+    def loaded(self) -> tuple[int, ...]:
+        """Elements copied in each dimension: `ceil(box / element stride)`."""
+        outer = zip(self.box[1:], self.element_strides[1:], strict=True)
+        return (self.box[0], *(-(-extent // step) for extent, step in outer))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the innermost dimension of a box."""
+        return self.box[0] * self.element_bits // 8
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of a box in shared memory; also its `complete_tx` count."""
+        return self.row_bytes * prod(self.loaded[1:])
+
+    def check(self) -> None:
+        """Refuse what the driver refuses.
+
+        Raises
+        ------
+        TensorMapError
+            Naming the rule of `cuTensorMapEncodeTiled` that is broken.
+        UnsupportedInstruction
+            The map is legal, but the emulator does not know its kind.
+        """
+        if self.interleave != 0:
+            raise UnsupportedInstruction(f"tensor map of interleave {self.interleave}")
+        if not 1 <= self.rank <= MAX_RANK:
+            raise TensorMapError(f"rank must be 1 to {MAX_RANK}, got {self.rank}")
+        lengths = {len(self.box), len(self.element_strides), len(self.strides) + 1}
+        if lengths != {self.rank}:
+            raise TensorMapError(f"box and strides must fit rank {self.rank}: {self}")
+        self._check_alignment()
+        self._check_box()
+
+    def _check_alignment(self) -> None:
+        """Address, dimensions and strides."""
+        if self.address % CELL:
+            raise TensorMapError(f"address must be a multiple of 16 bytes, got {self.address:#x}")
+        if not all(0 < extent <= 1 << 32 for extent in self.dimensions):
+            raise TensorMapError(f"dimensions must be 1 to 2^32, got {self.dimensions}")
+        if self.element_bits == 4 and self.dimensions[0] % 2:
+            raise TensorMapError(f"4-bit dimension 0 must be even, got {self.dimensions[0]}")
+        for stride in self.strides:
+            if stride % CELL or not 0 <= stride < 1 << 40:
+                raise TensorMapError(
+                    f"strides must be multiples of 16 bytes below 2^40, got {self.strides}"
+                )
+
+    def _check_box(self) -> None:
+        """Box, traversal and swizzling."""
+        if not all(0 < extent <= MAX_BOX for extent in self.box):
+            raise TensorMapError(f"box must be 1 to {MAX_BOX}, got {self.box}")
+        if not all(0 < step <= MAX_ELEMENT_STRIDE for step in self.element_strides):
+            raise TensorMapError(
+                f"element strides must be 1 to {MAX_ELEMENT_STRIDE}, got {self.element_strides}"
+            )
+        if self.box[0] * self.element_bits % (8 * CELL):
+            raise TensorMapError(
+                f"box dimension 0 must be a multiple of 16 bytes, got {self.row_bytes}"
+            )
+        span = self.swizzling.span
+        if span and self.row_bytes > span:
+            raise TensorMapError(
+                f"box dimension 0 is {self.row_bytes} bytes, more than the swizzle's {span}"
+            )
+        if span and self.row_bytes < span and prod(self.loaded[1:]) > 1:
+            raise UnsupportedInstruction(
+                f"tensor map with rows of {self.row_bytes} bytes, fewer than its swizzle's {span}"
+            )
+
+    def locate(self, coordinates: tuple[int, ...]) -> Box:
+        """The bytes of the box that starts at `coordinates` (elements, innermost first)."""
+        if len(coordinates) != self.rank:
+            raise TensorMapError(f"{len(coordinates)} coordinates for a map of rank {self.rank}")
+        bits = self.element_bits
+        if coordinates[0] * bits % 8:
+            raise UnsupportedInstruction(f"tensor copy at 4-bit coordinate {coordinates[0]}")
+        start = coordinates[0] * bits // 8
+        width = self.dimensions[0] * bits // 8
+        addresses = np.array([self.address + start], np.int64)
+        inside = np.ones(1, bool)
+        for axis in range(1, self.rank):
+            index = coordinates[axis] + np.arange(self.loaded[axis]) * self.element_strides[axis]
+            addresses = addresses[None, :] + (index * self.strides[axis - 1])[:, None]
+            fits = (index >= 0) & (index < self.dimensions[axis])
+            inside = inside[None, :] & fits[:, None]
+            addresses, inside = addresses.ravel(), inside.ravel()
+        stop = int(np.clip(width - start, 0, self.row_bytes))
+        return Box(addresses, inside, min(max(0, -start), stop), stop, self.row_bytes)
+
+    def shared_cells(self, address: int) -> np.ndarray:
+        """Shared-memory addresses of the 16-byte cells of a box placed at `address`.
+
+        Returns
+        -------
+        np.ndarray
+            int64 `[rows, row_bytes // 16]`.
+        """
+        cells = address + np.arange(0, self.box_bytes, CELL, dtype=np.int64)
+        return self.swizzling.apply(cells).reshape(-1, self.row_bytes // CELL)
+
+    def check_shared_address(self, address: int) -> None:
+        """Refuse a box address that tensor copies cannot use.
+
+        PTX ISA, `cp.async.bulk.tensor`: 128-byte alignment of the box in shared memory.
+
+        Raises
+        ------
+        TensorMapError
+            The address is misaligned.
+        """
+        if address % 128:
+            raise TensorMapError(f"a box must lie on a multiple of 128 bytes, got {address:#x}")

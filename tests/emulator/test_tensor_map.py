@@ -1,0 +1,130 @@
+"""Boxes of tensor maps, against loops over single elements."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from emulator.errors import UnsupportedInstruction
+from emulator.tensor_map import DataType, TensorMap, TensorMapError
+
+BASE = 0x7000_0000
+
+# Five dimensions, padded strides, a traversal stride, a box that crosses several borders.
+FIVE = TensorMap(
+    DataType.UINT16,
+    BASE,
+    dimensions=(24, 5, 4, 3, 2),
+    strides=(64, 320, 1408, 4352),
+    box=(8, 4, 3, 2, 2),
+    element_strides=(1, 2, 1, 1, 1),
+)
+PLANE = TensorMap(
+    DataType.UINT8,
+    BASE,
+    dimensions=(128, 300),
+    strides=(128,),
+    box=(128, 16),
+    element_strides=(1, 1),
+    swizzle=3,
+)
+
+
+def elements_of_box(tensor: TensorMap, start: tuple[int, ...]) -> list[int | None]:
+    """Global address of each byte of the box in order, None outside; by loops, not by numpy."""
+    size = tensor.element_bits // 8
+    loads = [tensor.box[0]] + [
+        (box + step - 1) // step
+        for box, step in zip(tensor.box[1:], tensor.element_strides[1:], strict=True)
+    ]
+    steps = (1, *tensor.element_strides[1:])
+    strides = (size, *tensor.strides)
+    found: list[int | None] = []
+    for reverse in itertools.product(*(range(load) for load in reversed(loads))):
+        index = [
+            first + step * i for first, step, i in zip(start, steps, reversed(reverse), strict=True)
+        ]
+        inside = all(0 <= i < extent for i, extent in zip(index, tensor.dimensions, strict=True))
+        place = tensor.address + sum(i * s for i, s in zip(index, strides, strict=True))
+        found += [place + byte if inside else None for byte in range(size)]
+    return found
+
+
+STARTS = [(0, 0, 0, 0, 0), (20, 2, 2, 2, 1), (-3, -1, 1, -1, 0), (40, 0, 0, 0, 0), (8, 7, 0, 0, 0)]
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+def test_a_box_holds_the_elements_that_loops_find(start: tuple[int, ...]) -> None:
+    box = FIVE.locate(start)
+    found: list[int | None] = []
+    for address, inside in zip(box.row_addresses, box.row_inside, strict=True):
+        for byte in range(box.row_bytes):
+            kept = inside and box.inner_start <= byte < box.inner_stop
+            found.append(int(address) + byte if kept else None)
+    assert found == elements_of_box(FIVE, start)
+    assert len(found) == FIVE.box_bytes == 8 * 2 * 2 * 3 * 2 * 2
+    assert box.complete == (None not in found)
+
+
+def test_rows_of_a_swizzled_box_follow_each_other_in_shared_memory() -> None:
+    cells = PLANE.shared_cells(4096)
+    assert cells.shape == (16, 8)
+    np.testing.assert_array_equal(cells[0], 4096 + 16 * np.arange(8))
+    row_five = 4096 + 5 * 128 + 16 * np.array([5, 4, 7, 6, 1, 0, 3, 2])
+    np.testing.assert_array_equal(cells[5], row_five)
+    np.testing.assert_array_equal(cells[13] - cells[5], 1024)
+
+
+def test_four_bit_elements_are_packed_in_pairs() -> None:
+    packed = replace(PLANE, data_type=DataType.U4_ALIGN_8B, dimensions=(256, 300), box=(256, 16))
+    assert packed.row_bytes == 128
+    assert int(packed.locate((32, 1)).row_addresses[0]) == BASE + 128 + 16
+    assert packed.locate((250, 0)).inner_stop == 3
+    with pytest.raises(UnsupportedInstruction, match="4-bit coordinate 3"):
+        packed.locate((3, 0))
+
+
+WRONG = {
+    "address": ({"address": BASE + 8}, "address must be a multiple of 16"),
+    "empty": ({"dimensions": (128, 0)}, "dimensions must be"),
+    "stride": ({"strides": (136,)}, "strides must be multiples of 16"),
+    "stride-size": ({"strides": (1 << 40,)}, "below 2\\^40"),
+    "box": ({"box": (128, 257)}, "box must be 1 to 256"),
+    "step": ({"element_strides": (1, 9)}, "element strides must be 1 to 8"),
+    "row": ({"box": (24, 16)}, "multiple of 16 bytes, got 24"),
+    "span": ({"box": (144, 16)}, "144 bytes, more than the swizzle's 128"),
+    "rank": ({"box": (128, 16, 1)}, "must fit rank 2"),
+    "odd": ({"data_type": DataType.U4_ALIGN_8B, "dimensions": (127, 2)}, "must be even, got 127"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_maps_that_the_driver_refuses(name: str) -> None:
+    changes, message = WRONG[name]
+    with pytest.raises(TensorMapError, match=message):
+        replace(PLANE, **changes).check()
+
+
+UNKNOWN = {
+    "interleave": ({"interleave": 1}, "interleave 1"),
+    "flip": ({"swizzle": 5}, "swizzle 5"),
+    "padded": ({"data_type": DataType.U4_ALIGN_16B}, "data type 14"),
+    "narrow": ({"box": (64, 16)}, "rows of 64 bytes, fewer than its swizzle's 128"),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_maps_that_are_not_implemented_are_named(name: str) -> None:
+    changes, message = UNKNOWN[name]
+    with pytest.raises(UnsupportedInstruction, match=message):
+        replace(PLANE, **changes).check()
+
+
+def test_boxes_need_aligned_shared_memory_and_enough_coordinates() -> None:
+    PLANE.check()
+    PLANE.check_shared_address(1024 + 128)
+    with pytest.raises(TensorMapError, match="multiple of 128 bytes, got 0x40"):
+        PLANE.check_shared_address(64)
+    with pytest.raises(TensorMapError, match="1 coordinates for a map of rank 2"):
+        PLANE.locate((0,))
