@@ -2,14 +2,14 @@
 
 A binary is a 64-bit little-endian ELF file. Its sections ``.nv.info`` and ``.nv.info.<kernel>`` are
 lists of attributes: one byte of format, one of attribute, then a 16-bit value or, in format 4, a
-16-bit size and as many bytes. Attribute 0x17 describes a parameter: 32 bits of index, 16 of ordinal,
-16 of offset, 32 of which the upper 14 are the size in bytes. Attribute 0x2f holds a symbol and the
-registers of its threads. ``cuobjdump -elf`` prints them as EIATTR_KPARAM_INFO and EIATTR_REGCOUNT;
-the tests compare what is read here with the PTX of the same kernel.
+16-bit size and as many bytes. Attribute 0x17 describes a parameter: 32 bits of index, 16 of
+ordinal, 16 of offset, 32 of which the upper 14 are the size in bytes. Attribute 0x2f holds a symbol
+and the registers of its threads. ``cuobjdump -elf`` prints them as EIATTR_KPARAM_INFO and
+EIATTR_REGCOUNT; the tests compare what is read here with the PTX of the same kernel.
 
-A fat binary starts with 16 bytes: magic, 16 bits of version and of header size, 64 of content size. Each
-entry has 16 bits of kind (1 PTX, 2 ELF) and of version, 32 of header size, 64 of content size and 32
-of compressed size, zero where it is not compressed.
+A fat binary starts with 16 bytes: magic, 16 bits of version and of header size, 64 of content size.
+Each entry has 16 bits of kind (1 PTX, 2 ELF) and of version, 32 of header size, 64 of content size
+and 32 of compressed size, zero where it is not compressed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _SIZED_FORMAT = 4
 _PARAMETER_INFO = 0x17
 _REGISTER_COUNT = 0x2F
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_ENTRY = re.compile(r"\.entry\s+(?P<name>[\w$]+)\s*(?:\((?P<parameters>.*?)\))?\s*(?=[.{;])", re.DOTALL)
+_ENTRY = re.compile(
+    r"\.entry\s+(?P<name>[\w$]+)\s*(?:\((?P<parameters>.*?)\))?\s*(?=[.{;])", re.DOTALL
+)
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+(?P<align>\d+)\s+)?\.[a-z]+(?P<bits>8|16|32|64)\b"
     r"(?:\s+\.ptr\b.*?)?\s+[\w$%]+\s*(?:\[(?P<count>\d+)\])?\s*$",
@@ -194,7 +196,7 @@ def ptx_kernels(ptx: str) -> dict[str, KernelFacts]:
     """The kernels of a PTX module by name.
 
     Parameters are laid out in their order, each at the next multiple of its alignment (PTX ISA,
-    "Kernel Function Parameters"); an array's alignment is ``.align``, by default that of an element.
+    "Kernel Function Parameters"); an array's is ``.align``, by default that of its elements.
     """
     code = _COMMENT.sub(" ", ptx)
     return {

@@ -1,9 +1,9 @@
 """Recording what real host code launches, on a machine without a GPU.
 
-A recorder owns one process, in which the stand-in for the CUDA driver is loaded before anything that
-could look for the real one. There, host code runs as it is: `cuda.bindings`, the launch path of
-`sdsa_kernels`, functions compiled by CuTe DSL. What torch would ask the CUDA runtime is answered for the
-same device. Tensors stay on the CPU; their addresses are the "device" addresses.
+A recorder owns one process, in which the stand-in for the CUDA driver is loaded before anything
+that could look for the real one. There, host code runs as it is: `cuda.bindings`, the launch path
+of `sdsa_kernels`, functions compiled by CuTe DSL. What torch would ask the CUDA runtime is answered
+for the same device. Tensors stay on the CPU; their addresses are the "device" addresses.
 """
 
 from __future__ import annotations

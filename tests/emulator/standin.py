@@ -1,7 +1,7 @@
 """The stand-in for the CUDA driver: compiling it, loading it, and answering for it.
 
-`StandIn` belongs into a process of its own (see `launch_recorder`): once it is loaded, everything in
-the process that asks for ``libcuda.so.1`` gets the stand-in.
+`StandIn` belongs into a process of its own (see `launch_recorder`): once it is loaded, everything
+in the process that asks for ``libcuda.so.1`` gets the stand-in.
 """
 
 from __future__ import annotations
@@ -29,16 +29,8 @@ from .kernel_image import (
     ptx_kernels,
 )
 from .recorded_launch import Device, Launch, MemoryRegion
-from .tensor_map_arguments import (
-    MAP_ALIGNMENT,
-    MAX_RANK,
-    DataType,
-    Fill,
-    Interleave,
-    Swizzle,
-    TensorMapArguments,
-    reason_refused,
-)
+from .tensor_map import MAX_RANK, TensorMap
+from .tensor_map_form import pack, reason_refused
 
 DRIVER = "libcuda.so.1"
 CUTE_RUNTIME = "libcute_dsl_runtime.so"
@@ -220,7 +212,7 @@ class StandIn:
     launches : list of Launch
         In their order.
     ptx : dict
-        PTX by kernel symbol, for kernels that are loaded as binaries; whoever has some puts it here.
+        PTX by kernel symbol, for kernels that are loaded as binaries.
     """
 
     def __init__(self, folder: Path, device: Device) -> None:
@@ -244,7 +236,7 @@ class StandIn:
         )
 
     def _guarded(self, name: str, answers_nothing: bool) -> Callable[..., int | None]:
-        """An answer whose exception is kept for `check`: it cannot pass through the caller, C code."""
+        """An answer whose exception is kept for `check`: it cannot pass through C code."""
         answer = getattr(self, f"_{name}")
 
         def guarded(*arguments: object) -> int | None:
@@ -284,7 +276,9 @@ class StandIn:
         content = _read_image(image)
         if content is None:
             start = ctypes.string_at(image, 8).hex()
-            return self._refuse(_INVALID_IMAGE, f"an image starts with {start}: no ELF, fat binary, PTX")
+            return self._refuse(
+                _INVALID_IMAGE, f"an image starts with {start}: no ELF, fat binary, PTX"
+            )
         kernels = (
             elf_kernels(content) if content.startswith(ELF_MAGIC) else ptx_kernels(content.decode())
         )
@@ -315,7 +309,9 @@ class StandIn:
         }
         answer = known.get(attribute)
         if answer is None:
-            return self._refuse(_NOT_SUPPORTED, f"attribute {attribute} of a kernel is not answered")
+            return self._refuse(
+                _NOT_SUPPORTED, f"attribute {attribute} of a kernel is not answered"
+            )
         value[0] = answer
         return _SUCCESS
 
@@ -374,8 +370,8 @@ class StandIn:
         }
         limit = found.attributes.get(_MAX_DYNAMIC_SHARED, DEFAULT_SHARED_BYTES)
         if given.shared_bytes > limit:
-            why = f"{given.shared_bytes} bytes of shared memory, the kernel's attribute allows {limit}"
-            return self._refuse(_INVALID_VALUE, why)
+            why = f"{given.shared_bytes} bytes of shared memory, the kernel's attribute allows"
+            return self._refuse(_INVALID_VALUE, f"{why} {limit}")
         ptx = self._ptx_of(found)
         facts = found.facts if ptx is None else _with_layout_of(ptx, found)
         self.launches.append(
@@ -422,24 +418,24 @@ class StandIn:
         promotion: int,
         fill: int,
     ) -> int:
-        if not 1 <= rank <= MAX_RANK or target % MAP_ALIGNMENT:
-            return self._refuse(_INVALID_VALUE, f"a tensor map of rank {rank} at {target:#x}")
-        arguments = TensorMapArguments(
-            DataType(data_type),
+        if not 1 <= rank <= MAX_RANK:
+            return self._refuse(_INVALID_VALUE, f"a tensor map of rank {rank}")
+        tensor_map = TensorMap(
+            data_type,
             address,
             tuple(sizes[:rank]),
             tuple(strides[: rank - 1]),
             tuple(box[:rank]),
             tuple(steps[:rank]),
-            Interleave(interleave),
-            Swizzle(swizzle),
+            interleave,
+            swizzle,
             promotion,
-            Fill(fill),
+            fill,
         )
-        reason = reason_refused(arguments)
+        reason = reason_refused(tensor_map)
         if reason:
             return self._refuse(_INVALID_VALUE, f"a tensor map is refused: {reason}")
-        form = arguments.pack()
+        form = pack(tensor_map)
         ctypes.memmove(target, form, len(form))
         return _SUCCESS
 
@@ -469,11 +465,13 @@ class StandIn:
         return _SUCCESS
 
     def _unanswered(self, name: bytes) -> None:
-        raise NotImplementedError(f"the stand-in for the CUDA driver does not answer {name.decode()}")
+        raise NotImplementedError(
+            f"the stand-in for the CUDA driver does not answer {name.decode()}"
+        )
 
 
 def _read_image(address: int) -> bytes | None:
-    """The ELF file or PTX text at an address, taken out of its fat binary; None where it is neither."""
+    """The ELF file or PTX text at an address, out of its fat binary; None where it is neither."""
     start = ctypes.string_at(address, 4)
     if start == FAT_MAGIC:
         size = fat_size(ctypes.string_at(address, FAT_HEADER_BYTES))
@@ -513,7 +511,7 @@ def _parameter_buffer(
     parameters: ctypes._Pointer[ctypes.c_void_p],
     extra: ctypes._Pointer[ctypes.c_void_p],
 ) -> bytes:
-    """The parameter buffer, from an array of pointers to each or from a packed buffer in `extra`."""
+    """The parameter buffer, from pointers to each parameter or from a packed one in `extra`."""
     if extra:
         given = {}
         at = 0
@@ -522,7 +520,9 @@ def _parameter_buffer(
             at += 2
         size = ctypes.c_size_t.from_address(given[_PARAMETER_BUFFER_SIZE]).value
         if size < facts.parameter_bytes:
-            raise ValueError(f"{size} bytes of parameters, the kernel takes {facts.parameter_bytes}")
+            raise ValueError(
+                f"{size} bytes of parameters, the kernel takes {facts.parameter_bytes}"
+            )
         return ctypes.string_at(given[_PARAMETER_BUFFER], facts.parameter_bytes)
     buffer = bytearray(facts.parameter_bytes)
     for index, each in enumerate(facts.parameters):
