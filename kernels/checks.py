@@ -20,6 +20,12 @@ from sdsa_quant.layout import (
     SCALE_ALIGNMENT_BYTES,
     SCALES_PER_KEY,
 )
+from sdsa_quant.scale_order import linear_from_128x4, tiled_bytes
+
+TILED_SCALES_REASON = (
+    "key_scales are in the 128x4 order, which on a GPU only the tensor cores of SM10x take, with "
+    "NVFP4 query rows (linear_from_128x4 brings them into the linear order)"
+)
 
 BF16 = "bf16"
 NVFP4 = "nvfp4"
@@ -36,7 +42,7 @@ class ScoreProblem:
     query: torch.Tensor  # bf16 [rows, 128] or uint8 [rows, 64], row stride free
     query_scales: torch.Tensor | None  # uint8 [rows, 8], row stride free
     key_cache: torch.Tensor  # bf16 [pages, 64, 128] or uint8 [pages, 64, 64], page stride free
-    key_scales: torch.Tensor | None  # uint8 [pages, 64, 8], page stride free
+    key_scales: torch.Tensor | None  # uint8 [pages, 64, 8], page stride free, or tiled: 1-D
     block_table: torch.Tensor  # int32 [requests, blocks], row stride free, columns contiguous
     context_lengths: torch.Tensor  # int32 [groups]
     requests: torch.Tensor  # int32 [groups]
@@ -47,6 +53,19 @@ class ScoreProblem:
     max_context: int
     query_format: str
     key_format: str
+
+    @property
+    def tiled_scales(self) -> bool:
+        """Whether `key_scales` are the whole cache's in the 128x4 order, and not linear pages."""
+        return self.key_scales is not None and self.key_scales.dim() == 1
+
+    def linear_key_scales(self) -> torch.Tensor | None:
+        """`key_scales` as linear pages ``[pages, 64, 8]``; a copy where they are tiled."""
+        if self.key_scales is None or not self.tiled_scales:
+            return self.key_scales
+        pages = self.key_cache.shape[0]
+        linear = linear_from_128x4(self.key_scales, pages * PAGE, SCALES_PER_KEY)
+        return linear.view(pages, PAGE, SCALES_PER_KEY)
 
     @property
     def device(self) -> torch.device:
@@ -126,6 +145,13 @@ def scale_bytes_of(name: str, tensor: object, wanted: str) -> torch.Tensor:
     return checked.view(torch.uint8)
 
 
+def _check_tiled_scales(scales: torch.Tensor, pages: int) -> None:
+    size = tiled_bytes(pages * PAGE, SCALES_PER_KEY)
+    require_shape("key_scales", scales, (size,), f"[{size}] for {pages} pages in 128x4 order")
+    require_row_contiguous("key_scales", scales)
+    require_alignment("key_scales", scales[None], KEY_ALIGNMENT_BYTES)
+
+
 def check_scores_call(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -170,9 +196,12 @@ def check_scores_call(
         if key_scales is None:
             raise InputError(f"key_scales must be {wanted}, got None")
         key_scale_bytes = scale_bytes_of("key_scales", key_scales, wanted)
-        require_shape("key_scales", key_scale_bytes, (pages, PAGE, SCALES_PER_KEY), wanted)
-        require_page_contiguous("key_scales", key_scale_bytes)
-        require_alignment("key_scales", key_scale_bytes, SCALE_ALIGNMENT_BYTES)
+        if key_scale_bytes.dim() == 1:
+            _check_tiled_scales(key_scale_bytes, pages)
+        else:
+            require_shape("key_scales", key_scale_bytes, (pages, PAGE, SCALES_PER_KEY), wanted)
+            require_page_contiguous("key_scales", key_scale_bytes)
+            require_alignment("key_scales", key_scale_bytes, SCALE_ALIGNMENT_BYTES)
     elif key_scales is not None:
         raise InputError(f"key_scales must be None for BF16 keys, got {describe(key_scales)}")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sdsa_quant.layout import DIM, PACKED_DIM, PAGE
+from sdsa_quant.errors import InputError
+from sdsa_quant.layout import DIM, KEY_ALIGNMENT_BYTES, PACKED_DIM, PAGE
 
 from .availability import device_index
 from .checks import NVFP4, ScoreProblem
@@ -117,7 +118,8 @@ def _tensor_core_plan(problem: ScoreProblem, variant: str) -> Plan:
     query_strides = (_stride_between(problem.query),)
     query_box = (box, _COLUMNS[problem.key_format])
     query_scale_bytes = 0 if query_scales is None else query_scales.stride(0)
-    key_scale_bytes = 0 if key_scales is None else key_scales.stride(0)
+    key_scale_bytes = 0 if key_scales is None or problem.tiled_scales else key_scales.stride(0)
+    scale_mask = KEY_ALIGNMENT_BYTES - 1 if problem.tiled_scales else 0
     table_bytes, score_bytes = _row_bytes(problem.block_table), _row_bytes(problem.scores)
     prefetched = _prefetched_table_bytes(problem.block_table)
     current_device = torch.cuda.current_device
@@ -137,6 +139,11 @@ def _tensor_core_plan(problem: ScoreProblem, variant: str) -> Plan:
             with torch.cuda.device(device):
                 plan(query, query_scale, key, key_scale, table, lengths, requests, scores)
             return
+        if key_scale & scale_mask:
+            raise InputError(
+                f"key_scales must start at a multiple of {KEY_ALIGNMENT_BYTES} bytes, got an "
+                f"address that is {key_scale & scale_mask} bytes past one"
+            )
         # In the order of the kernel's parameters (see cute_tcgen05_kernel).
         arguments = (
             encode_tensor_map(key, key_sizes, key_strides, key_box),

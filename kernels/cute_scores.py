@@ -7,10 +7,10 @@ import functools
 from sdsa_quant.layout import PAGE
 
 from .availability import capability, device_index, package_version
-from .checks import ScoreProblem
+from .checks import TILED_SCALES_REASON, ScoreProblem
 from .cute_plans import plan_for
 from .cute_self_check import is_trusted, known_reason_against
-from .cute_variants import ARCHITECTURES, candidates
+from .cute_variants import ARCHITECTURES, tensor_core_variant, warp_variant
 from .plans import Plan, addresses_of
 
 DISTRIBUTION = "nvidia-cutlass-dsl"
@@ -38,7 +38,19 @@ def reason_unsupported(problem: ScoreProblem) -> str | None:
         return f"it has kernels for {names}, this is an SM{found[0]}{found[1]}"
     if problem.groups * (problem.max_context // (PAGE // 4) + 1) > _MAX_UNITS:
         return f"{problem.groups} groups of up to {problem.max_context} keys are too many for it"
-    return _reason_against_dsl(package_version(DISTRIBUTION))
+    reason = _reason_against_dsl(package_version(DISTRIBUTION))
+    return _reason_against_tiled_scales(problem) if reason is None else reason
+
+
+def _reason_against_tiled_scales(problem: ScoreProblem) -> str | None:
+    """None where scales are linear, or the kernel that takes tiled ones can be trusted here."""
+    if not problem.tiled_scales:
+        return None
+    device = device_index(problem.device)
+    variant = tensor_core_variant(problem, ARCHITECTURES[capability(device)])
+    if variant is None:
+        return TILED_SCALES_REASON
+    return None if is_trusted(device, variant) else "its kernel for tiled scales failed its check"
 
 
 def launch(problem: ScoreProblem) -> None:
@@ -65,14 +77,16 @@ def make_plan(problem: ScoreProblem) -> Plan | None:
 def reason_for_fallback(problem: ScoreProblem) -> str | None:
     """What a launch of `problem` found wrong with the kernel that is best for it, if anything."""
     device = device_index(problem.device)
-    best = candidates(problem, ARCHITECTURES[capability(device)])[0]
-    reason = known_reason_against(device, best)
-    return None if reason is None else f"{best}: {reason}"
+    variant = tensor_core_variant(problem, ARCHITECTURES[capability(device)])
+    reason = None if variant is None else known_reason_against(device, variant)
+    return None if reason is None else f"{variant}: {reason}"
 
 
 def _plan(problem: ScoreProblem) -> Plan:
     """The launch of `problem`, its kernel compiled and loaded, but for the addresses."""
     device = device_index(problem.device)
-    *preferred, last = candidates(problem, ARCHITECTURES[capability(device)])
-    trusted = (variant for variant in preferred if is_trusted(device, variant, last))
-    return plan_for(problem, next(trusted, last))
+    architecture = ARCHITECTURES[capability(device)]
+    variant = tensor_core_variant(problem, architecture)
+    if variant is None or not is_trusted(device, variant):
+        variant = warp_variant(problem, architecture)
+    return plan_for(problem, variant)

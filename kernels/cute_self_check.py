@@ -14,10 +14,12 @@ from dataclasses import replace
 
 import torch
 
+from .availability import capability
 from .capture import refuse_capture_before_warmup
 from .checks import ScoreProblem
 from .cute_plans import plan_for
-from .exact_problem import exact_problem
+from .cute_variants import ARCHITECTURES, TILED_SCALES_VARIANT, warp_variant
+from .exact_problem import exact_problem, with_tiled_scales
 from .plans import addresses_of
 
 SWITCH = "SDSA_TCGEN05"
@@ -31,8 +33,8 @@ _verdicts: dict[tuple[int, str], str | None] = {}  # why not, None for yes
 _lock = threading.Lock()
 
 
-def is_trusted(device: int, variant: str, known_good: str) -> bool:
-    """Whether `variant` gives the scores of the variant `known_good` on a device.
+def is_trusted(device: int, variant: str) -> bool:
+    """Whether `variant` gives the scores of the warp-level kernel on a device.
 
     The first call of a process finds out and warns if not; ``SDSA_TCGEN05=0`` says no without
     asking.
@@ -48,11 +50,10 @@ def is_trusted(device: int, variant: str, known_good: str) -> bool:
         refuse_capture_before_warmup(device, "indexer_scores")
         with _lock:
             if (device, variant) not in _verdicts:
-                reason = _reason_against(device, variant, known_good)
+                reason = _reason_against(device, variant)
                 if reason is not None:
                     warnings.warn(
-                        f"kernel {variant} is not used on cuda:{device}, {known_good} serves "
-                        f"instead: {reason}",
+                        f"kernel {variant} is not used on cuda:{device}: {reason}",
                         stacklevel=2,
                     )
                 _verdicts[device, variant] = reason
@@ -64,11 +65,13 @@ def known_reason_against(device: int, variant: str) -> str | None:
     return _verdicts.get((device, variant))
 
 
-def _reason_against(device: int, variant: str, known_good: str) -> str | None:
-    values = variant.removeprefix("tcgen05_")
+def _reason_against(device: int, variant: str) -> str | None:
+    values = "bf16" if variant == "tcgen05_bf16" else "nvfp4"
     problem = exact_problem(values, torch.device("cuda", device), _LENGTHS, rows_per_group=_ROWS)
     expected = replace(problem, scores=problem.scores.clone())
-    _run(expected, known_good)
+    _run(expected, warp_variant(problem, ARCHITECTURES[capability(device)]))
+    if variant == TILED_SCALES_VARIANT:
+        problem = with_tiled_scales(problem)
     try:
         _run(problem, variant)
     except RuntimeError as error:

@@ -27,7 +27,8 @@ CONVERTING = ("sm_100a", "sm_103a", "sm_120a")
 
 # Architectures with tcgen05, tensor cores of the whole SM, and the variants for it.
 TENSOR_CORE = ("sm_100a", "sm_103a")
-TENSOR_CORE_VARIANTS = ("tcgen05_bf16", "tcgen05_nvfp4")
+TILED_SCALES_VARIANT = "tcgen05_nvfp4_128x4"
+TENSOR_CORE_VARIANTS = ("tcgen05_bf16", "tcgen05_nvfp4", TILED_SCALES_VARIANT)
 _TENSOR_MAP_STRIDES = range(16, 2**40, 16)  # bytes
 _TENSOR_MAP_SIZES = range(1, 2**32 + 1)
 
@@ -48,19 +49,13 @@ def _dot_products(architecture: str) -> str:
     return "nvfp4_cvt" if architecture in CONVERTING else "nvfp4"
 
 
-def candidates(problem: ScoreProblem, architecture: str) -> list[str]:
-    """The variants that can serve a call, best first; the last one is at warp level."""
-    tensor_core = _tensor_core_variant(problem, architecture)
-    warp_level = _warp_variant(problem, architecture)
-    return [warp_level] if tensor_core is None else [tensor_core, warp_level]
-
-
-def _tensor_core_variant(problem: ScoreProblem, architecture: str) -> str | None:
+def tensor_core_variant(problem: ScoreProblem, architecture: str) -> str | None:
+    """The tcgen05 variant that can serve a call, if any."""
     if architecture not in TENSOR_CORE or problem.query_format != problem.key_format:
         return None
     if not (_fits_tensor_map(problem.query) and _fits_tensor_map(problem.key_cache)):
         return None
-    return f"tcgen05_{problem.key_format}"
+    return TILED_SCALES_VARIANT if problem.tiled_scales else f"tcgen05_{problem.key_format}"
 
 
 def _fits_tensor_map(tensor: torch.Tensor) -> bool:
@@ -77,7 +72,8 @@ def _fits_tensor_map(tensor: torch.Tensor) -> bool:
     return count in _TENSOR_MAP_SIZES and stride in _TENSOR_MAP_STRIDES and stride >= size
 
 
-def _warp_variant(problem: ScoreProblem, architecture: str) -> str:
+def warp_variant(problem: ScoreProblem, architecture: str) -> str:
+    """The warp-level variant that serves a call, if its scales are linear."""
     if problem.key_format == BF16:
         return "bf16"
     if problem.query_format != NVFP4:

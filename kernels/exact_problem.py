@@ -7,11 +7,13 @@ rounded in float32. Pages are few and listed many times, so that a long call nee
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from sdsa_quant.layout import DIM, PACKED_DIM, PAGE, SCALES_PER_KEY
 from sdsa_quant.paging import page_views, record_bytes
+from sdsa_quant.scale_order import linear_to_128x4
 
 from .checks import NVFP4, ScoreProblem, check_scores_call
 from .score_check import UNTOUCHED
@@ -70,6 +72,13 @@ def exact_problem(
         None if query_scales is None else query_scales.to(device),
         scales,
     )
+
+
+def with_tiled_scales(problem: ScoreProblem) -> ScoreProblem:
+    """The same call with the scales of its linear pages in the 128x4 order."""
+    assert problem.key_scales is not None
+    tiled = linear_to_128x4(problem.key_scales.reshape(-1, SCALES_PER_KEY))
+    return replace(problem, key_scales=tiled)
 
 
 def _fill(values: torch.Tensor, scales: torch.Tensor | None, generator: torch.Generator) -> None:

@@ -152,7 +152,7 @@ def _gather_call(
     nvfp4 = problem.key_format == NVFP4
     page_bytes = CODE_PAGE_BYTES if nvfp4 else BF16_RECORD_BYTES
     keys = _as_words(problem.key_cache)
-    key_scales = keys if problem.key_scales is None else _as_words(problem.key_scales)
+    key_scales = keys if problem.key_scales is None else _as_words(_scale_pages(problem))
     count = pages.pages.shape[0]
 
     def gather() -> None:
@@ -177,6 +177,15 @@ def _gather_call(
         )
 
     return gather
+
+
+def _scale_pages(problem: ScoreProblem) -> torch.Tensor:
+    """As many bytes for each page as its scales have, in the 128x4 order other pages' too."""
+    assert problem.key_scales is not None
+    if not problem.tiled_scales:
+        return problem.key_scales
+    pages = problem.key_cache.shape[0]
+    return problem.key_scales[: pages * SCALE_PAGE_BYTES].view(pages, SCALE_PAGE_BYTES)
 
 
 def _as_words(pages: torch.Tensor) -> torch.Tensor:

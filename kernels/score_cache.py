@@ -18,8 +18,9 @@ from sdsa_quant.nvfp4 import AMAX_OVER_6, quantize_nvfp4
 from sdsa_quant.paging import BF16, NVFP4, PagedKeys
 from sdsa_quant.transforms import KeyTransform
 
-from .backends import choose_backend
+from .backends import AUTO, BACKENDS, choose_backend
 from .checks import ScoreProblem, check_scores_call
+from .exact_problem import exact_problem, with_tiled_scales
 from .memory import available_bytes
 from .scores import indexer_scores
 from .traffic import Traffic, score_traffic
@@ -207,6 +208,16 @@ def plan_scores(
         score_shifts=transform.score_shifts(unquantized).float() if centered else None,
         backend=backend,
     )
+
+
+def takes_tiled_scales(device: torch.device | str, query_format: str, backend: str) -> bool:
+    """Whether scales in the 128x4 order can be scored on a device as they are."""
+    device = torch.device(device)
+    cute = BACKENDS[0]
+    if device.type != "cuda" or query_format != NVFP4 or backend not in (AUTO, cute.name):
+        return False
+    small = with_tiled_scales(exact_problem(NVFP4, device, (1,), rows_per_group=1))
+    return cute.reason_unsupported(small) is None
 
 
 class PieceScorer:

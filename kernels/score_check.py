@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from sdsa_quant.errors import CheckFailedError
@@ -34,6 +36,7 @@ def check_scores(problem: ScoreProblem) -> float:
     query = reference_decode(problem.query, problem.query_scales)
     lengths = problem.context_lengths.clamp(0, problem.max_context).tolist()
     requests = problem.requests.tolist()
+    problem = replace(problem, key_scales=problem.linear_key_scales())
     largest = 0.0
     for group, length in enumerate(lengths):
         rows = slice(group * problem.rows_per_group, (group + 1) * problem.rows_per_group)

@@ -53,7 +53,9 @@ def indexer_scores(
         Input, float8_e4m3fn (or its uint8 bytes) ``[rows, 8]``, with NVFP4 query rows.
     key_scales : torch.Tensor, optional
         Input, float8_e4m3fn (or its uint8 bytes) ``[pages, 64, 8]``, with NVFP4 keys; page stride a
-        multiple of 8 bytes.
+        multiple of 8 bytes. Or, for NVFP4 query rows on an SM10x (or on a CPU), the scales of the
+        whole cache in the 128x4 order: 1-D, as `sdsa_quant.linear_to_128x4` makes them of
+        ``[pages * 64, 8]``, starting at a multiple of 16 bytes.
     backend : str, optional
         ``"auto"`` (the default), ``"torch"``, ``"triton"`` or ``"cute"``.
 

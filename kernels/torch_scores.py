@@ -27,7 +27,7 @@ from sdsa_quant import e2m1, e4m3
 from sdsa_quant.layout import BLOCK, DIM, PAGE, SCALES_PER_KEY
 from sdsa_quant.nvfp4 import dequantize_nvfp4
 
-from .checks import NVFP4, ScoreProblem
+from .checks import NVFP4, TILED_SCALES_REASON, ScoreProblem
 
 # Measured on 2 cores with 1 MB of second-level cache each (2026-11): 32 pages a thread is 35 %
 # slower (the cost of starting an operation), 256 a few percent faster for 4 times the memory.
@@ -40,6 +40,8 @@ def reason_unsupported(problem: ScoreProblem) -> str | None:
     """None where this backend can serve `problem`, else why not."""
     if problem.device.type not in ("cpu", "cuda"):
         return f"tensors must be on a CPU or CUDA device, not on {problem.device}"
+    if problem.device.type == "cuda" and problem.tiled_scales:
+        return TILED_SCALES_REASON
     if problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return "it reads the context lengths on the host, which a graph capture forbids"
     return None
@@ -87,8 +89,9 @@ class _KeyDecoder:
         self._keys = torch.empty((pages * PAGE, DIM), dtype=torch.float32, device=device)
         self._cache = _flat_pages(problem.key_cache)
         self._scales = None
-        if problem.key_scales is not None:
-            self._scales = _flat_pages(problem.key_scales)
+        scales = problem.linear_key_scales()
+        if scales is not None:
+            self._scales = _flat_pages(scales)
             self._unpacked = torch.empty(pages * PAGE * DIM, dtype=torch.int32, device=device)
 
     def decode(self, pages: torch.Tensor) -> torch.Tensor:

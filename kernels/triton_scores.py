@@ -21,7 +21,7 @@ import torch
 
 from .availability import can_find, capability, device_index, multiprocessors
 from .capture import refuse_capture_before_warmup
-from .checks import BF16, NVFP4, ScoreProblem
+from .checks import BF16, NVFP4, TILED_SCALES_REASON, ScoreProblem
 from .plans import Plan, addresses_of
 from .triton_launch import COMPILE_OPTIONS, has_gluon, interpreting
 
@@ -68,6 +68,8 @@ def reason_unsupported(problem: ScoreProblem) -> str | None:
         return None if device.type == "cpu" else "TRITON_INTERPRET=1 takes CPU tensors only"
     if device.type != "cuda":
         return f"tensors must be on a CUDA device, not on {device}"
+    if problem.tiled_scales:
+        return TILED_SCALES_REASON
     if not can_find("triton"):
         return "triton is not installed"
     have = capability(device_index(device))

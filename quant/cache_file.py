@@ -236,11 +236,11 @@ class CacheFile:
         """Bytes of the pages alone: keys and scales, without table and header."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
-    def paged_keys(self) -> PagedKeys:
+    def paged_keys(self, *, tiled_scales: bool = False) -> PagedKeys:
         """The keys on the CPU, memory-mapped and not copied.
 
-        Two exceptions: scales in the 128x4 order are brought into the linear one, and pages that
-        another writer did not align to 16 bytes are copied.
+        Two exceptions: scales in the 128x4 order are brought into the linear one, but with
+        `tiled_scales`, and pages that another writer did not align to 16 bytes are copied.
         """
         if self.header.layout == INTERLEAVED:
             records = _aligned(self._tensors["pages"])
@@ -249,11 +249,12 @@ class CacheFile:
             key_cache = _aligned(self._tensors["keys"])
             key_scales = None
             if self.header.values == NVFP4:
-                key_scales = self._linear_scales().view(torch.float8_e4m3fn)
+                stored = _aligned(self._tensors["scales"])
+                scales = stored if tiled_scales else self._linear_scales(stored)
+                key_scales = scales.view(torch.float8_e4m3fn)
         return PagedKeys(key_cache, key_scales, self.block_table, self.context_lengths)
 
-    def _linear_scales(self) -> torch.Tensor:
-        scales = _aligned(self._tensors["scales"])
+    def _linear_scales(self, scales: torch.Tensor) -> torch.Tensor:
         if self.header.scale_order == LINEAR:
             return scales
         linear = linear_from_128x4(scales, self.pages * PAGE, SCALES_PER_KEY)

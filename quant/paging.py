@@ -32,7 +32,7 @@ class PagedKeys:
     """Keys of several requests in pages, as `indexer_scores` takes them."""
 
     key_cache: torch.Tensor  # bf16 [pages, 64, 128] or uint8 [pages, 64, 64]
-    key_scales: torch.Tensor | None  # float8_e4m3fn [pages, 64, 8], linear
+    key_scales: torch.Tensor | None  # float8_e4m3fn [pages, 64, 8]; 1-D if in 128x4 order
     block_table: torch.Tensor  # int32 [requests, blocks], unused entries -1
     context_lengths: torch.Tensor  # int32 [requests]
 

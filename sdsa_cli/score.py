@@ -248,14 +248,18 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
 
 
 def _plan(options: ScoreOptions, cache: CacheFile, queries: Queries) -> ScoreTask:
-    from sdsa_kernels.score_cache import plan_scores
+    from sdsa_kernels.score_cache import plan_scores, takes_tiled_scales
+    from sdsa_quant.scale_order import TILED
 
     requests = requests_of_groups(options, queries, cache.context_lengths.shape[0])
+    query_format = options.query_format or cache.header.values
+    tiled = cache.header.scale_order == TILED
+    tiled = tiled and takes_tiled_scales(options.device, query_format, options.backend)
     return plan_scores(
         queries.values,
-        cache.paged_keys(),
+        cache.paged_keys(tiled_scales=tiled),
         requests,
-        query_format=options.query_format or cache.header.values,
+        query_format=query_format,
         query_name=f"{queries.tensor.path}, tensor {queries.tensor.name}",
         transform=cache.transform,
         rule=cache.header.rule,

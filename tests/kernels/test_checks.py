@@ -61,6 +61,20 @@ def refuse(problem: Problem, kind: type[Exception], message: str) -> None:
         ("key_scales", lambda t: t[:-1], InputError, "key_scales must be .* got"),
         (
             "key_scales",
+            lambda t: t.reshape(-1)[:-1],
+            InputError,
+            r"key_scales must be \[\d+\] for \d+ pages in 128x4 order, got",
+        ),
+        (
+            "key_scales",
+            lambda t: torch.zeros(512 * len(t) * 2 + 2048, dtype=torch.uint8)[
+                8 : 8 + (len(t) + 1) // 2 * 1024
+            ],
+            InputError,
+            "key_scales must start at a multiple of 16 bytes, got an address that is 8 bytes past",
+        ),
+        (
+            "key_scales",
             lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
             InputError,
             "key_scales must be contiguous inside a page",

@@ -12,7 +12,13 @@ import torch
 from problems import KINDS, make_problem
 from sdsa_kernels import backends, cute_scores
 from sdsa_kernels.checks import ScoreProblem, check_scores_call
-from sdsa_kernels.cute_variants import ARCHITECTURES, candidates, variants_of
+from sdsa_kernels.cute_variants import (
+    ARCHITECTURES,
+    tensor_core_variant,
+    variants_of,
+    warp_variant,
+)
+from sdsa_kernels.exact_problem import with_tiled_scales
 from sdsa_quant.errors import UnsupportedError
 
 
@@ -56,10 +62,13 @@ def test_every_call_has_a_compiled_variant(
     generator: torch.Generator, kind: str, rows_per_group: int, architecture: str
 ) -> None:
     problem = _checked(kind, rows_per_group, generator)
-    found = candidates(problem, architecture)
-    assert set(found) <= set(variants_of(architecture))
-    wanted = architecture in ("sm_100a", "sm_103a") and kind != "mixed"
-    assert [variant.startswith("tcgen05") for variant in found] == [True, False][not wanted :]
+    assert warp_variant(problem, architecture) in variants_of(architecture)
+    found = tensor_core_variant(problem, architecture)
+    if architecture in ("sm_100a", "sm_103a") and kind != "mixed":
+        assert found == f"tcgen05_{kind}"
+        assert found in variants_of(architecture)
+    else:
+        assert found is None
 
 
 @pytest.mark.parametrize(
@@ -76,22 +85,35 @@ def test_what_no_tensor_map_describes_stays_at_warp_level(
     generator: torch.Generator, change: Callable[[ScoreProblem], dict[str, torch.Tensor]]
 ) -> None:
     problem = _checked("bf16", 3, generator)
-    assert candidates(problem, "sm_100a") == ["tcgen05_bf16", "bf16"]
-    assert candidates(replace(problem, **change(problem)), "sm_100a") == ["bf16"]
+    assert tensor_core_variant(problem, "sm_100a") == "tcgen05_bf16"
+    assert tensor_core_variant(replace(problem, **change(problem)), "sm_100a") is None
 
 
 def test_the_stride_of_a_single_page_does_not_matter(generator: torch.Generator) -> None:
     problem = _checked("bf16", 3, generator)
     single = problem.key_cache[:1].as_strided((1, 64, 128), (1, 128, 1))
-    assert candidates(replace(problem, key_cache=single), "sm_100a") == ["tcgen05_bf16", "bf16"]
+    assert tensor_core_variant(replace(problem, key_cache=single), "sm_100a") == "tcgen05_bf16"
+
+
+@pytest.mark.usefixtures("devices")
+def test_tiled_scales_need_tensor_cores_that_can_be_trusted(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = with_tiled_scales(_checked("nvfp4", 2, generator))
+    monkeypatch.setattr(cute_scores, "is_trusted", lambda device, variant: device == 2)
+    assert "only the tensor cores of SM10x" in cute_scores.reason_unsupported(_OnCuda(problem, 1))
+    assert cute_scores.reason_unsupported(_OnCuda(problem, 2)) is None
+    assert "failed its check" in cute_scores.reason_unsupported(_OnCuda(problem, 3))
+    mixed = with_tiled_scales(_checked("mixed", 2, generator))
+    assert "with NVFP4 query rows" in cute_scores.reason_unsupported(_OnCuda(mixed, 2))
 
 
 def test_variants_are_few() -> None:
     # What one process can ever compile on a device, whatever the shapes, strides and lengths.
     assert {name: len(variants_of(name)) for name in ARCHITECTURES.values()} == {
         "sm_90a": 5,
-        "sm_100a": 5,
-        "sm_103a": 5,
+        "sm_100a": 6,
+        "sm_103a": 6,
         "sm_120a": 3,
     }
 

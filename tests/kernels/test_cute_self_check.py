@@ -11,6 +11,7 @@ import torch
 from sdsa_kernels import cute_scores, cute_self_check, torch_scores
 from sdsa_kernels.checks import ScoreProblem
 from sdsa_kernels.cute_self_check import is_trusted, known_reason_against
+from sdsa_kernels.cute_variants import TILED_SCALES_VARIANT
 from sdsa_kernels.exact_problem import exact_problem
 from sdsa_kernels.plans import Plan
 from sdsa_kernels.reference import reference_scores
@@ -40,6 +41,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(cute_self_check, "plan_for", plan_for)
     monkeypatch.setattr(cute_self_check, "exact_problem", small)
     monkeypatch.setattr(cute_self_check, "_verdicts", {})
+    monkeypatch.setattr(cute_self_check, "capability", lambda device: (10, 0))
     monkeypatch.setattr(cute_self_check, "refuse_capture_before_warmup", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.delenv(cute_self_check.SWITCH, raising=False)
@@ -67,7 +69,7 @@ def test_equal_scores_are_trusted_and_compared_once_for_each_device(runs: list[s
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for device in (0, 0, 1, 0, 1):
-            assert is_trusted(device, VARIANT, WARP_LEVEL)
+            assert is_trusted(device, VARIANT)
     assert runs == [WARP_LEVEL, VARIANT] * 2
     assert known_reason_against(0, VARIANT) is None
 
@@ -95,13 +97,28 @@ def test_a_difference_is_said_once_and_remembered(
     runs: list[str], monkeypatch: pytest.MonkeyPatch, breakage: Breakage
 ) -> None:
     break_plans(monkeypatch, breakage)
-    with pytest.warns(UserWarning, match=r"tcgen05_nvfp4 is not used on cuda:0, nvfp4_cvt serves"):
-        assert not is_trusted(0, VARIANT, WARP_LEVEL)
+    with pytest.warns(UserWarning, match="tcgen05_nvfp4 is not used on cuda:0: its self-check"):
+        assert not is_trusted(0, VARIANT)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not is_trusted(0, VARIANT, WARP_LEVEL)
+        assert not is_trusted(0, VARIANT)
     assert runs == [WARP_LEVEL, VARIANT]
     assert "is right" in str(known_reason_against(0, VARIANT))
+
+
+def test_the_scales_of_the_variant_for_tiled_ones_are_tiled(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[int] = []
+    whole = cute_self_check.plan_for
+
+    def plan_for(problem: ScoreProblem, variant: str) -> Plan:
+        shapes.append(problem.key_scales.dim())
+        return whole(problem, variant)
+
+    monkeypatch.setattr(cute_self_check, "plan_for", plan_for)
+    assert is_trusted(0, TILED_SCALES_VARIANT)
+    assert shapes == [3, 1]
 
 
 def test_a_launch_that_fails_is_not_trusted(
@@ -112,14 +129,14 @@ def test_a_launch_that_fails_is_not_trusted(
 
     break_plans(monkeypatch, fail)
     with pytest.warns(UserWarning, match="failed to run: the CUDA driver failed to launch"):
-        assert not is_trusted(0, VARIANT, WARP_LEVEL)
+        assert not is_trusted(0, VARIANT)
 
 
 def test_the_switch_says_no_without_asking(
     runs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(cute_self_check.SWITCH, "0")
-    assert not is_trusted(0, VARIANT, WARP_LEVEL)
+    assert not is_trusted(0, VARIANT)
     assert runs == []
 
 
@@ -131,7 +148,7 @@ def test_nothing_is_compared_during_a_capture(
 
     monkeypatch.setattr(cute_self_check, "refuse_capture_before_warmup", refuse)
     with pytest.raises(UnsupportedError, match="run indexer_scores once before capture"):
-        is_trusted(0, VARIANT, WARP_LEVEL)
+        is_trusted(0, VARIANT)
     assert runs == []
 
 

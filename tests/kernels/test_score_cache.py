@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,15 @@ import torch
 from caches import write_cache
 from problems import gaussian_values
 from sdsa_kernels import score_cache
+from sdsa_kernels.exact_problem import exact_problem
 from sdsa_kernels.reference import reference_scores
-from sdsa_kernels.score_cache import PieceScorer, ScoreTask, plan_scores, require_memory
+from sdsa_kernels.score_cache import (
+    PieceScorer,
+    ScoreTask,
+    plan_scores,
+    require_memory,
+    takes_tiled_scales,
+)
 from sdsa_kernels.score_timing import time_scorer
 from sdsa_quant.errors import InputError, UnsupportedError
 from sdsa_quant.paging import PagedKeys
@@ -174,3 +182,28 @@ def test_refuses_a_task_that_cannot_be(tmp_path: Path, generator: torch.Generato
             plan_scores(rows, keys, requests, query_format=query_format)
     with pytest.raises(InputError, match="groups per piece must be at least 1, got 0"):
         PieceScorer(plan_scores(query, paged, [0, 1], query_format="nvfp4"), 0)
+
+
+@pytest.mark.parametrize(
+    ("device", "query_format", "backend", "taken"),
+    [
+        ("cuda", "nvfp4", "auto", True),
+        ("cuda", "nvfp4", "cute", True),
+        ("cuda", "nvfp4", "triton", False),
+        ("cuda", "bf16", "auto", False),
+        ("cpu", "nvfp4", "auto", False),
+    ],
+)
+def test_tiled_scales_are_kept_where_the_tensor_cores_take_them(
+    monkeypatch: pytest.MonkeyPatch, device: str, query_format: str, backend: str, taken: bool
+) -> None:
+    def on_the_cpu(values: str, device: object, lengths: tuple[int], **options: int) -> object:
+        return exact_problem(values, torch.device("cpu"), lengths, **options)
+
+    cute, *others = score_cache.BACKENDS
+    willing = replace(cute, reason_unsupported=lambda problem: None)
+    monkeypatch.setattr(score_cache, "exact_problem", on_the_cpu)
+    monkeypatch.setattr(score_cache, "BACKENDS", (willing, *others))
+    assert takes_tiled_scales(device, query_format, backend) == taken
+    monkeypatch.setattr(score_cache, "BACKENDS", (cute, *others))
+    assert not takes_tiled_scales(device, query_format, backend)

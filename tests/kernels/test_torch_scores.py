@@ -18,6 +18,7 @@ from problems import (
 from sdsa_kernels import torch_scores
 from sdsa_kernels.reference import reference_scores
 from sdsa_quant.nvfp4 import quantize_nvfp4
+from sdsa_quant.scale_order import linear_to_128x4
 
 LENGTHS = {
     "empty": [0, 0, 0],
@@ -89,6 +90,15 @@ def test_separate_keys_and_scales() -> None:
         for separate in (False, True)
     ]
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("lengths", [[150], [64], [0, 300, 65]], ids=["odd", "one", "several"])
+def test_scales_in_the_128x4_order(generator: torch.Generator, lengths: list[int]) -> None:
+    problem = make_problem(lengths, generator=generator, rows_per_group=2)
+    linear = problem.run().clone()
+    problem.scores.fill_(UNTOUCHED)
+    scales = problem.key_scales.reshape(-1, 8)
+    assert torch.equal(problem.replace(key_scales=linear_to_128x4(scales)).run(), linear)
 
 
 def test_layers_of_one_buffer(generator: torch.Generator) -> None:

@@ -110,6 +110,17 @@ def test_odd_page_count_pads_128x4_with_zeros(tmp_path: Path, generator: torch.G
     assert torch.equal(paged.key_scales.view(torch.uint8), scales.view(torch.uint8))
 
 
+def test_tiled_scales_can_stay_as_they_are_stored(
+    tmp_path: Path, generator: torch.Generator
+) -> None:
+    header = CacheHeader("nvfp4", "separate", "128x4")
+    write(tmp_path / "c.safetensors", header, generator)
+    scales = open_cache(tmp_path / "c.safetensors").paged_keys(tiled_scales=True).key_scales
+    assert scales is not None
+    stored = load_file(tmp_path / "c.safetensors")["scales"]
+    assert torch.equal(scales.view(torch.uint8), stored)
+
+
 def test_keys_are_mapped_not_copied(tmp_path: Path, generator: torch.Generator) -> None:
     path = tmp_path / "cache.safetensors"
     write(path, CacheHeader("nvfp4"), generator)
