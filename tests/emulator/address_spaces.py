@@ -1,4 +1,4 @@
-"""Where everything lies in the 64-bit generic address space ("Generic Addressing", PTX ISA 6.4.1.1).
+"""Where everything lies in the generic address space ("Generic Addressing", PTX ISA 6.4.1.1).
 
 Global memory lies at the addresses of its regions, which are below all windows. Constant variables,
 module variables and kernel parameters have places of the emulator's choice and the same address in

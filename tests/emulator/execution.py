@@ -1,7 +1,7 @@
 """Warps, CTAs and launches while they run.
 
-A warp is a set of fragments: lanes at one instruction, with one call stack. Without divergence there
-is one. Fragments that meet merge again; which of several runs next is the scheduler's choice.
+A warp is a set of fragments: lanes at one instruction, with one call stack. Without divergence
+there is one. Fragments that meet merge again; which of several runs next is the scheduler's choice.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class AsyncOperation:
 class Fragment:
     """Lanes of a warp that are at the same instruction.
 
-    `mask` is None for all 32 lanes. `expired` says that a wait ended early. `polled_at` is the launch's event count when the lanes last
-    polled in vain, -1 if they did not.
+    `mask` is None for all 32 lanes. `expired` says that a wait ended early. `polled_at` is the
+    launch's event count when the lanes last polled in vain, -1 if they did not.
     """
 
     __slots__ = ("expired", "last_wait", "mask", "pc", "polled_at", "stack", "wait")

@@ -5,8 +5,8 @@ The shadow of a byte is a set of flags:
 * ``UNWRITTEN``: nothing has written it. Reading it is an error.
 * ``ASYNC_WRITE``: an asynchronous operation will write it. Touching it is an error.
 * ``ASYNC_READ``: an asynchronous operation will read it. Writing it is an error.
-* ``GENERIC``: the generic proxy wrote it and no proxy fence followed. The async proxy touching it is
-  an error ("Proxies", PTX ISA 8.6).
+* ``GENERIC``: the generic proxy wrote it and no proxy fence followed. The async proxy touching it
+  is an error ("Proxies", PTX ISA 8.6).
 * ``BARRIER``: it belongs to a live mbarrier object. Plain accesses are an error ("Contents of the
   mbarrier object" are opaque).
 * ``OUTSIDE``: padding around a region.

@@ -60,9 +60,9 @@ class Resolver:
             return [(warp.local, self._local(warp, addresses, mask), None)]
         low, high = int(addresses.min()), int(addresses.max())
         last = self._last
-        if last is not None and self._launch is warp.cta.launch:
-            if last.base <= low and high < last.end:
-                return [(last, addresses, None)]
+        current = last is not None and self._launch is warp.cta.launch
+        if current and last.base <= low and high < last.end:
+            return [(last, addresses, None)]
         region, window = self._find(warp, low)
         if region is None:
             return self._windows(warp, addresses, mask)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .address_spaces import LOCAL_WINDOW, PARAMETERS, SHARED_WINDOW, WINDOW_BYTES
-from .elementwise import apply_function, copy_slot, write
+from .elementwise import apply_function, apply_ufunc, copy_slot, write
 from .ptx_syntax import Name, Operand, Vector
 from .ptx_types import TYPE_BITS, UNSIGNED, bits_type
 from .registry import Closure, Decoder, Mask, instruction
@@ -83,13 +82,10 @@ def compile_cvta(op: Decoder) -> Closure:
     dtype = bits_type(op.type())
     if dtype is not np.uint64:
         raise op.unsupported("32-bit generic addresses")
-    shift = np.uint64(window)
-    move: Callable[[np.ndarray], np.ndarray]
-    if to_space:
-        move = lambda address: address - shift  # noqa: E731
-    else:
-        move = lambda address: address + shift  # noqa: E731
-    return apply_function(move, op.destination(0, dtype), op.source(1, dtype))
+    shift = op.slots.constant(window, dtype)
+    return apply_ufunc(
+        np.subtract if to_space else np.add, op.destination(0, dtype), op.source(1, dtype), shift
+    )
 
 
 @instruction("isspacep")

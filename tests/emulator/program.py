@@ -11,7 +11,7 @@ import numpy as np
 from .address_spaces import MODULE_VARIABLES, PARAMETERS, SHARED_BASE
 from .errors import UnsupportedInstruction
 from .instructions import load_all
-from .outcomes import EXIT, RETURN, Scatter
+from .outcomes import RETURN, Scatter
 from .ptx_syntax import Function, Instruction, Module, Name, Not, Operand, Register, Variable
 from .registry import Closure, Decoder, Mask, compile_instruction
 from .slots import Slots
@@ -276,6 +276,3 @@ def _guard(closure: Closure, guard: Operand, op: Decoder) -> Closure:
         return Scatter([(active, outcome), (rest, None)])
 
     return run
-
-
-__all__ = ["EXIT", "FunctionLinker", "Program", "compile_kernel"]

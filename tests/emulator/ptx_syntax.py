@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Union
 
 
 @dataclass(frozen=True)
@@ -126,9 +125,20 @@ class Group:
     elements: tuple[Operand, ...]
 
 
-Operand = Union[
-    Register, SpecialRegister, Immediate, Symbol, Name, Vector, Address, Sink, Not, Pair, Part, Group
-]  # fmt: skip
+Operand = (
+    Register
+    | SpecialRegister
+    | Immediate
+    | Symbol
+    | Name
+    | Vector
+    | Address
+    | Sink
+    | Not
+    | Pair
+    | Part
+    | Group
+)
 
 
 @dataclass(frozen=True)

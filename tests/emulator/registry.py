@@ -10,8 +10,8 @@ A compiler is registered for a dotted prefix of opcodes; the longest matching pr
 
 It takes the instruction's modifiers from the `Decoder` one by one. Whatever is left when it returns
 stops the emulator: a modifier is never ignored silently. The closure is called as `closure(warp,
-mask)` with `mask` either None (all 32 lanes) or bool [32] with at least one lane set, and returns an
-outcome (see `outcomes`).
+mask)` with `mask` either None (all 32 lanes) or bool [32] with at least one lane set, and returns
+an outcome (see `outcomes`).
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from .errors import Deadlock
 from .execution import AsyncOperation, Cta, Fragment, Launch, Warp
 
@@ -178,7 +176,10 @@ class Scheduler:
         """Nothing can run: end the waits that may end early, if there are any."""
         fragments = [f for cta in self.resident for warp in cta.warps for f in warp.fragments]
         self._idle_turns += 1
-        return self._idle_turns <= _IDLE_TURNS and any([f.expire() for f in fragments])
+        if self._idle_turns > _IDLE_TURNS:
+            return False
+        expired = [f.expire() for f in fragments]
+        return any(expired)
 
     def _run_warp(self, choices: list[tuple[Warp, list[Fragment]]]) -> None:
         warp, fragments = self._choose_warp(choices)
@@ -223,6 +224,3 @@ class Scheduler:
 def policy_of(seed: int) -> Policy:
     """The policy of a seed."""
     return POLICIES[seed % len(POLICIES)]
-
-
-__all__ = ["POLICIES", "Policy", "Scheduler", "np", "policy_of"]
