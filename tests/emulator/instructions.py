@@ -6,6 +6,8 @@ import importlib
 
 MODULES = [
     "barriers",
+    "bulk_copies",
+    "bulk_groups",
     "control_instructions",
     "integer_instructions",
     "arithmetic_instructions",
@@ -15,6 +17,12 @@ MODULES = [
     "mbarriers",
     "memory_instructions",
     "move_instructions",
+    "tcgen05_allocation",
+    "tcgen05_copies",
+    "tcgen05_mma",
+    "tcgen05_synchronization",
+    "tcgen05_transfers",
+    "tensor_copies",
 ]
 
 
