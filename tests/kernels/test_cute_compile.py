@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -20,6 +19,7 @@ from sdsa_kernels.cute_compile import compile_variant, trace_variant
 from sdsa_kernels.cute_compile_cache import CompiledKernel
 from sdsa_kernels.cute_tcgen05_tiles import FORMATS as TILE_FORMATS
 from sdsa_kernels.cute_variants import ARCHITECTURES, TENSOR_CORE, ctas_per_sm, variants_of
+from sdsa_kernels.machine_code import disassemble, find_disassembler, resource_usage
 
 REGISTERS_OF_SM = 65536
 SHARED_BYTES_OF_SM = {"sm_90a": 233472, "sm_100a": 233472, "sm_103a": 233472, "sm_120a": 102400}
@@ -47,19 +47,6 @@ TENSOR_CORE_CASES = [
 TENSOR_COLUMNS_OF_SM = 512
 
 
-def _find_cuobjdump() -> str | None:
-    """The disassembler on the path, else the one that Triton carries."""
-    found = shutil.which("cuobjdump")
-    if found is None:
-        try:
-            from triton.backends.nvidia import __file__ as backend
-        except ImportError:
-            return None
-        carried = Path(backend).parent / "bin" / "cuobjdump"
-        found = str(carried) if carried.exists() else None
-    return found
-
-
 @dataclass(frozen=True)
 class MachineCode:
     """What a test wants to know of a compiled kernel."""
@@ -80,39 +67,24 @@ class MachineCode:
 
 
 @functools.cache
-def machine_code(architecture: str, variant: str, folder: Path) -> MachineCode:
+def machine_code(architecture: str, variant: str) -> MachineCode:
     """Compile a kernel and disassemble it."""
-    disassembler = _find_cuobjdump()
+    disassembler = find_disassembler()
     if disassembler is None:
         pytest.skip("needs cuobjdump, on the path or in Triton's package")
     kernel = compile_variant(architecture, variant)
-    binary = folder / f"{architecture}-{variant}.cubin"
-    binary.write_bytes(kernel.image)
-
-    def read(option: str) -> str:
-        command = [disassembler, option, str(binary)]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    usage = read("-res-usage")
-    opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", read("-sass"))
+    usage = resource_usage(disassembler, kernel.image)
     return MachineCode(
         kernel=kernel,
-        registers=int(re.search(r"REG:(\d+)", usage)[1]),
-        stack_bytes=int(re.search(r"STACK:(\d+)", usage)[1]),
-        instructions=Counter(opcodes),
+        registers=usage["REG"],
+        stack_bytes=usage["STACK"],
+        instructions=Counter(each.opcode for each in disassemble(disassembler, kernel.image)),
     )
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cute")
-
-
 @pytest.mark.parametrize(("architecture", "variant"), CASES)
-def test_every_variant_compiles_to_what_it_is_meant_to_be(
-    folder: Path, architecture: str, variant: str
-) -> None:
-    code = machine_code(architecture, variant, folder)
+def test_every_variant_compiles_to_what_it_is_meant_to_be(architecture: str, variant: str) -> None:
+    code = machine_code(architecture, variant)
     mma, number = MMAS[variant]
     assert code.count(mma) == number
     assert code.kernel.config.ctas_per_sm == ctas_per_sm(architecture)
@@ -135,9 +107,9 @@ def _assert_that_ctas_fit(code: MachineCode, architecture: str) -> None:
 
 @pytest.mark.parametrize(("architecture", "variant"), TENSOR_CORE_CASES)
 def test_tensor_core_variants_compile_to_what_they_are_meant_to_be(
-    folder: Path, architecture: str, variant: str
+    architecture: str, variant: str
 ) -> None:
-    code = machine_code(architecture, variant, folder)
+    code = machine_code(architecture, variant)
     tile = TILE_FORMATS[variant]
     _assert_that_ctas_fit(code, architecture)
     assert tile.tensor_columns * tile.ctas_per_sm <= TENSOR_COLUMNS_OF_SM
@@ -172,15 +144,15 @@ def test_tensor_maps_are_the_first_two_parameters(variant: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["sm_100a", "sm_103a", "sm_120a"])
-def test_sm10x_converts_codes_in_hardware(folder: Path, architecture: str) -> None:
-    code = machine_code(architecture, "nvfp4_cvt", folder)
+def test_sm10x_converts_codes_in_hardware(architecture: str) -> None:
+    code = machine_code(architecture, "nvfp4_cvt")
     # 8 keys of 16 bytes a lane, 2 values an instruction; the query rows come on top.
     assert code.count("F2FP", "E2M1") >= 8 * 16
 
 
-def test_compiling_twice_gives_the_same_binary(folder: Path) -> None:
+def test_compiling_twice_gives_the_same_binary() -> None:
     again = compile_variant("sm_90a", "blocks1")
-    assert again == machine_code("sm_90a", "blocks1", folder).kernel
+    assert again == machine_code("sm_90a", "blocks1").kernel
 
 
 def test_a_second_process_takes_the_kernel_from_the_cache(tmp_path: Path) -> None:
