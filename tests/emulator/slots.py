@@ -76,6 +76,10 @@ class Slots:
         """Lanes of one instruction's own."""
         return self._add(None, lambda registers, warp: np.zeros(LANES, dtype))
 
+    def shared(self, name: str, dtype: type) -> int:
+        """Lanes that several instructions share, such as the carry bit."""
+        return self._add((name, dtype), lambda registers, warp: np.zeros(LANES, dtype))
+
     def sink(self, dtype: type) -> int:
         """Lanes that nobody reads."""
         return self._add(("sink", dtype), lambda registers, warp: np.zeros(LANES, dtype))
