@@ -2,14 +2,14 @@
 
 Source: PTX ISA, "Async-group mechanism", `cp.async.bulk.commit_group` and
 `cp.async.bulk.wait_group`. A store first reads its source and later writes its destination;
-`wait_group.read` waits for the first only.
+`wait_group.read` waits for the first only. Groups of a thread complete in the order of commitment;
+so its reads are one queue and its writes another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +53,6 @@ class BulkGroups:
         self._cta = cta
         self._open: dict[int, _Group] = {}
         self._committed: dict[int, list[_Group]] = {}
-        self._numbers = count()
 
     def submit(
         self,
@@ -83,29 +82,35 @@ class BulkGroups:
         """
         group = self._open.setdefault(thread, _Group())
         group.start()
-        queue = ("bulk store", next(self._numbers))
         held: list[np.ndarray] = []
-        self._cta.submit(
-            AsyncOperation(
-                name,
-                [lambda: held.append(source.load())],
-                complete=group.has_read,
-                reads=[source],
-                queue=queue,
-            ),
-            warp,
+        reading = AsyncOperation(
+            name,
+            [lambda: held.append(source.load())],
+            complete=group.has_read,
+            reads=[source],
+            queue=("bulk reads", thread),
         )
-        self._cta.submit(
-            AsyncOperation(
-                name,
-                [lambda: deliver(held[0])],
-                complete=group.has_written,
-                writes=targets,
-                queue=queue,
-                must_finish=False,
-            ),
-            warp,
+
+        def write() -> None:
+            self._finish(reading)
+            deliver(held[0])
+
+        writing = AsyncOperation(
+            name,
+            [write],
+            complete=group.has_written,
+            writes=targets,
+            queue=("bulk writes", thread),
+            must_finish=False,
         )
+        self._cta.submit(reading, warp)
+        self._cta.submit(writing, warp)
+
+    def _finish(self, reading: AsyncOperation) -> None:
+        """Let a read, and those before it, happen."""
+        pending = self._cta.pending
+        while reading in pending:
+            self._cta.advance(next(o for o in pending if o.queue == reading.queue), 0)
 
     def commit(self, thread: int) -> None:
         """Close the thread's open group."""

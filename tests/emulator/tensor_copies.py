@@ -26,12 +26,13 @@ from .ptx_syntax import Address, Operand, Vector
 from .registry import Closure, Decoder, Mask, MemoryOperand, instruction
 from .tensor_core import thread_of
 from .tensor_map import CELL, Box, DataType, TensorMap, TensorMapError
-from .tensor_map_form import MAP_ALIGNMENT, MAP_BYTES, unpack
+from .tensor_map_form import MAP_BYTES, unpack
 
 if TYPE_CHECKING:
     from .execution import Cta, Warp
     from .memory import Bytes
 
+MAP_ALIGNMENT = 64
 DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
 # Element types by which a tensor map's type is reduced.
 REDUCTION_TYPES = {
