@@ -7,9 +7,9 @@ MMA-Kind".
 
 from dataclasses import dataclass
 
-from emulator import number_formats as formats
-from emulator.errors import UnsupportedInstruction
-from emulator.matrix_descriptors import DescriptorError, field
+from . import number_formats as formats
+from .errors import UnsupportedInstruction
+from .matrix_descriptors import DescriptorError, field
 
 EIGHT_BIT_TYPES = {
     0: formats.E4M3,

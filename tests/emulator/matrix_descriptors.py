@@ -18,8 +18,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from emulator.errors import EmulationError, UnsupportedInstruction
-from emulator.swizzle import B32, B64, B128, B128_ATOM_32B, NONE, Swizzle
+from .errors import EmulationError, UnsupportedInstruction
+from .swizzle import B32, B64, B128, B128_ATOM_32B, NONE, Swizzle
 
 CELL = 16  # bytes
 ATOM_ROWS = 8  # rows of a swizzle atom, but 4 with 32-byte atoms

@@ -9,17 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator import number_formats as formats
-from emulator.errors import TensorMemoryMisuse
-from emulator.instruction_descriptors import InstructionDescriptor
-from emulator.matrix_descriptors import (
+from . import number_formats as formats
+from .errors import TensorMemoryMisuse
+from .matrix_descriptors import (
     CELL,
-    DescriptorError,
     decode_shared_descriptor,
     k_major_cells,
     mn_major_elements,
 )
-from emulator.tensor_memory import LANES, WORD, TensorMemory, split_address
+from .tensor_memory import LANES, WORD, TensorMemory, split_address
 
 ROW_BYTES = 32  # K elements of any kind
 PARTITION = 32  # lanes of a warp's quarter of tensor memory
@@ -193,9 +191,3 @@ def scale_operand(address: int, rows: int, first: int, count: int) -> ScaleOpera
     if lane:
         raise TensorMemoryMisuse(f"scale factors cannot start at lane {lane}")
     return ScaleOperand(column, rows, first, count)
-
-
-def check_descriptor_use(descriptor: InstructionDescriptor, a_in_tensor_memory: bool) -> None:
-    """Refuse transposition of a matrix that is not in shared memory."""
-    if a_in_tensor_memory and descriptor.transpose_a:
-        raise DescriptorError("A in tensor memory cannot be transposed")

@@ -12,8 +12,8 @@ from math import prod
 
 import numpy as np
 
-from emulator.errors import EmulationError, UnsupportedInstruction
-from emulator.swizzle import B32, B64, B128, B128_ATOM_32B, B128_ATOM_64B, NONE, Swizzle
+from .errors import EmulationError, UnsupportedInstruction
+from .swizzle import B32, B64, B128, B128_ATOM_32B, B128_ATOM_64B, NONE, Swizzle
 
 MAX_RANK = 5
 MAX_BOX = 256

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.errors import TensorMemoryLeak, TensorMemoryMisuse, UnwrittenRead
+from .errors import TensorMemoryLeak, TensorMemoryMisuse, UnwrittenRead
 
 LANES = 128
 COLUMNS = 512
@@ -16,6 +16,8 @@ WORD = 4  # bytes of a cell
 MIN_COLUMNS = 32  # unit of allocation
 ALL_LANES = (1 << LANES) - 1
 POISON = 0xA7  # what cells hold that nothing has written
+
+Index = slice | np.ndarray
 
 
 def split_address(address: int) -> tuple[int, int]:
@@ -25,10 +27,7 @@ def split_address(address: int) -> tuple[int, int]:
 
 def lane_mask(lanes: np.ndarray) -> int:
     """The set of `lanes` as bits of an integer."""
-    mask = 0
-    for lane in np.unique(lanes):
-        mask |= 1 << int(lane)
-    return mask
+    return sum(1 << int(lane) for lane in np.unique(lanes))
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,9 @@ class TensorMemory:
     def __init__(self, rng: np.random.Generator) -> None:
         self.data = np.full((LANES, COLUMNS * WORD), POISON, np.uint8)
         self.written = np.zeros((LANES, COLUMNS * WORD), bool)
+        every = self.data.shape
+        self._lane_of = np.broadcast_to(np.arange(LANES)[:, None], every)
+        self._offset_of = np.broadcast_to(np.arange(COLUMNS * WORD), every)
         self._rng = rng
         self._allocations: dict[int, int] = {}
         self._relinquished = False
@@ -99,11 +101,7 @@ class TensorMemory:
                 f"tcgen05.alloc of {columns} columns after one of {self._last_size}: "
                 "allocations must not grow"
             )
-        places = [
-            first
-            for first in range(0, COLUMNS - columns + 1, MIN_COLUMNS)
-            if self._is_free(first, columns)
-        ]
+        places = self._places(columns)
         if not places:
             return None
         first = int(self._rng.choice(places))
@@ -112,6 +110,10 @@ class TensorMemory:
         self.written[:, first * WORD : (first + columns) * WORD] = False
         self.data[:, first * WORD : (first + columns) * WORD] = POISON
         return first
+
+    def has_room(self, columns: int) -> bool:
+        """Whether an allocation of `columns` would succeed."""
+        return bool(self._places(columns))
 
     def release(self, address: int, columns: int) -> None:
         """Undo an allocation.
@@ -164,8 +166,8 @@ class TensorMemory:
                     f"(allocated are {self._describe()})"
                 )
 
-    def read(self, lanes: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Bytes at `[lanes, offsets]` (broadcast together; byte offsets within a lane).
+    def read(self, lanes: Index, offsets: Index) -> np.ndarray:
+        """Bytes at `[lanes, offsets]`, as NumPy indexes (byte offsets within a lane).
 
         Raises
         ------
@@ -174,16 +176,15 @@ class TensorMemory:
         """
         written = self.written[lanes, offsets]
         if not written.all():
-            lane, offset = np.broadcast_arrays(lanes, offsets)
-            missing = np.argwhere(~written)[0]
+            lane = self._lane_of[lanes, offsets][~written]
+            offset = self._offset_of[lanes, offsets][~written]
             raise UnwrittenRead(
-                f"tensor memory lane {lane[tuple(missing)]}, column "
-                f"{offset[tuple(missing)] // WORD}, byte {offset[tuple(missing)] % WORD} was never "
-                f"written ({np.count_nonzero(~written)} bytes in all)"
+                f"tensor memory lane {lane[0]}, column {offset[0] // WORD}, byte "
+                f"{offset[0] % WORD} was never written ({lane.size} bytes in all)"
             )
         return self.data[lanes, offsets]
 
-    def write(self, lanes: np.ndarray, offsets: np.ndarray, data: np.ndarray) -> None:
+    def write(self, lanes: Index, offsets: Index, data: np.ndarray) -> None:
         """Store bytes at `[lanes, offsets]`."""
         self.data[lanes, offsets] = data
         self.written[lanes, offsets] = True
@@ -194,6 +195,11 @@ class TensorMemory:
             raise TensorMemoryMisuse(
                 f"tensor memory columns must be a power of two from 32 to 512, got {columns}"
             )
+
+    def _places(self, columns: int) -> list[int]:
+        """First columns where an allocation fits."""
+        starts = range(0, COLUMNS - columns + 1, MIN_COLUMNS)
+        return [first for first in starts if self._is_free(first, columns)]
 
     def _is_free(self, first: int, columns: int) -> bool:
         """Whether no allocation reaches into these columns."""

@@ -1,0 +1,24 @@
+"""Every module that registers instructions."""
+
+from __future__ import annotations
+
+import importlib
+
+MODULES = [
+    "barriers",
+    "control_instructions",
+    "integer_instructions",
+    "arithmetic_instructions",
+    "bit_instructions",
+    "comparison_instructions",
+    "conversion_instructions",
+    "mbarriers",
+    "memory_instructions",
+    "move_instructions",
+]
+
+
+def load_all() -> None:
+    """Import them, which registers their instructions."""
+    for name in MODULES:
+        importlib.import_module(f".{name}", __package__)
