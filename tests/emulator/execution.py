@@ -418,6 +418,10 @@ class Launch:
         How often each closure of the program ran, by warps.
     events : int
         Counts what could end somebody's polling.
+    notes : Counter
+        Orders of tensor memory operations that the kernel relies on and the ISA does not promise.
+    strict_tensor_order : bool
+        Whether such orders are errors.
     """
 
     program: Program
@@ -429,6 +433,8 @@ class Launch:
     generator: np.random.Generator
     spurious_failures: float = 0.0
     processors: int = 132
+    strict_tensor_order: bool = False
+    notes: Counter[str] = field(default_factory=Counter)
     counts: list[int] = field(default_factory=list)
     events: int = 0
     instructions: int = 0
