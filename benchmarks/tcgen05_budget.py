@@ -138,7 +138,8 @@ def print_budget(variant: str) -> None:
     flying = tile.stages * tile.stage_bytes * tile.ctas_per_sm
     needed = ROOF_BYTES_PER_SECOND * LATENCY_SECONDS / SMS
     print(
-        f"\nUnder way on an SM: {flying:,} bytes ({ring}); the roof times {LATENCY_SECONDS * 1e6:.0f} us of latency is {needed:,.0f}.\n"
+        f"\nUnder way on an SM: {flying:,} bytes ({ring}); the roof times "
+        f"{LATENCY_SECONDS * 1e6:.0f} us of latency is {needed:,.0f}.\n"
     )
     for role, loop in loops.items():
         print(f"<details><summary>{role}: {len(loop)} instructions</summary>\n")

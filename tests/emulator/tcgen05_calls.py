@@ -1,25 +1,128 @@
-"""Calls of the tensor-core kernels that run in a recorder's process."""
+"""Calls of the tensor-core kernels: recorded in a process of their own, then run in the emulator."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .launch_recorder import Session
+import numpy as np
+import torch
+
+from problems import Problem
+
+from .launch import Report, run_kernel
+from .launch_recorder import LaunchRecorder, Session
+from .memory import Region
+from .recorded_launch import Launch
 
 if TYPE_CHECKING:
-    from problems import Problem
+    from sdsa_kernels.checks import ScoreProblem
 
-TENSOR_CORE_VARIANTS = ("tcgen05_bf16", "tcgen05_nvfp4", "tcgen05_nvfp4_128x4")
+VARIANTS = ("tcgen05_bf16", "tcgen05_nvfp4", "tcgen05_nvfp4_128x4")
+PAGE = 64
 
 
-def launch_tensor_core(session: Session, problem: Problem) -> None:
-    """Launch a call of `indexer_scores` on backend `cute` as if its tensor cores were trusted."""
-    from sdsa_kernels import cute_scores, cute_self_check
+def launch_tensor_core(session: Session, problem: Problem, ctas: int | None) -> None:
+    """Launch a call of `indexer_scores` on backend `cute` as if its tensor cores were trusted.
+
+    Runs in a recorder's process. `ctas` replaces the first wave of CTAs that fills the device, so
+    that few CTAs do all the work.
+    """
+    from sdsa_kernels import cute_loading, cute_scores, cute_self_check
     from sdsa_kernels.checks import check_scores_call
+    from sdsa_kernels.cute_variants import ARCHITECTURES, tensor_core_variant
 
-    for variant in TENSOR_CORE_VARIANTS:
+    for variant in VARIANTS:
         cute_self_check._verdicts[0, variant] = None
     for name, tensor in vars(problem).items():
         if tensor is not None:
             session.add_tensor(name, tensor)
-    cute_scores.launch(check_scores_call(**vars(problem)))
+    checked: ScoreProblem = check_scores_call(**vars(problem))
+    variant = tensor_core_variant(checked, ARCHITECTURES[session.device.capability])
+    assert variant is not None
+    kernel = cute_loading.loaded_kernel(0, variant)
+    kernel._first_ctas = ctas or session.device.multiprocessors * kernel._config.ctas_per_sm
+    cute_scores.launch(checked)
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """A call and its launch: what the kernel may read is marked byte by byte."""
+
+    problem: Problem
+    launch: Launch
+
+    def run(self, seed: int, ptx: str | None = None) -> tuple[Problem, Report]:
+        """The problem with the scores that the kernel (or another with its parameters) writes.
+
+        Raises
+        ------
+        EmulationError
+            A fault of the kernel.
+        """
+        launch = self.launch
+        readable = _readable_bytes(self.problem)
+        memory = [
+            Region(region.name, region.address, region.content, readable.get(region.name))
+            for region in launch.memory
+        ]
+        report = run_kernel(
+            ptx or launch.ptx,
+            launch.kernel,
+            launch.grid,
+            launch.block,
+            launch.parameters,
+            memory,
+            launch.shared_bytes,
+            seed,
+        )
+        written = next(region.data for region in memory if region.name == "scores")
+        scores = self.problem.scores
+        storage = torch.from_numpy(written.copy()).view(torch.float32)
+        strided = storage.as_strided(scores.shape, scores.stride(), scores.storage_offset())
+        return self.problem.replace(scores=strided), report
+
+
+def _readable_bytes(problem: Problem) -> dict[str, np.ndarray]:
+    """By region, which bytes a kernel may read; of other regions every byte.
+
+    Of the block table the entries of pages below a length, of the cache the pages that they name
+    (with poison in place of keys past a length, which nothing may come of).
+    """
+    table = torch.zeros_like(problem.block_table, dtype=torch.bool)
+    pages: set[int] = set()
+    width = problem.scores.shape[1]
+    for group, length in enumerate(problem.context_lengths.tolist()):
+        request = int(problem.requests[group])
+        blocks = -(-min(length, width) // PAGE)
+        if blocks > 0:
+            table[request, :blocks] = True
+            pages.update(problem.block_table[request, :blocks].tolist())
+    readable = {"block_table": _storage_mask(problem.block_table, table)}
+    used = torch.zeros(problem.key_cache.shape[0], dtype=torch.bool)
+    used[list(pages)] = True
+    keys = _storage_mask(problem.key_cache, used[:, None, None].expand(problem.key_cache.shape))
+    scales = problem.key_scales
+    if scales is not None and scales.dim() == 3:
+        of_scales = _storage_mask(scales, used[:, None, None].expand(scales.shape))
+        if scales.untyped_storage().data_ptr() == problem.key_cache.untyped_storage().data_ptr():
+            keys |= of_scales
+        else:
+            readable["key_scales"] = of_scales
+    return {**readable, "key_cache": keys}
+
+
+def _storage_mask(tensor: torch.Tensor, elements: torch.Tensor) -> np.ndarray:
+    """Bytes of a tensor's storage that belong to some of its elements."""
+    size = tensor.element_size()
+    flat = torch.zeros(tensor.untyped_storage().nbytes() // size, dtype=torch.bool)
+    flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())[elements] = True
+    return flat.repeat_interleave(size).numpy()
+
+
+def record_call(
+    recorder: LaunchRecorder, problem: Problem, ctas: int | None = None
+) -> RecordedCall:
+    """Record the one launch that a problem takes on the tensor cores."""
+    (launch,) = recorder.record(launch_tensor_core, problem, ctas)
+    return RecordedCall(problem, launch)
