@@ -5,6 +5,11 @@ from __future__ import annotations
 import importlib
 
 MODULES = [
+    "async_copies",
+    "warp_instructions",
+    "atomic_instructions",
+    "matrix_loads",
+    "matrix_multiplications",
     "barriers",
     "bulk_copies",
     "bulk_groups",
