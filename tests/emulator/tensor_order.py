@@ -168,9 +168,9 @@ class TensorOrder:
         ):
             self._note(f"{earlier.kind} -> cp without waiting", f"on {cells}")
             return
-        reads = any(cells is footprint for footprint in later.reads)
-        verb = "reads" if reads else "writes"
-        raise (InFlightRead if reads else InFlightWrite)(
+        writes = any(cells is footprint for footprint in later.writes)
+        verb = "writes" if writes else "reads"
+        raise (InFlightWrite if writes else InFlightRead)(
             f"tcgen05.{later.kind} {verb} tensor memory {cells} while an earlier "
             f"tcgen05.{earlier.kind} on it has not completed"
         )
