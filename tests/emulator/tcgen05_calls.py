@@ -1,4 +1,4 @@
-"""Calls of the tensor-core kernels: recorded in a process of their own, then run in the emulator."""
+"""Calls of the tensor-core kernels: recorded in another process, then run in the emulator."""
 
 from __future__ import annotations
 

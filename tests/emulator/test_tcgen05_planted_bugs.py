@@ -112,7 +112,7 @@ def _never_accumulating(right: Callable[..., None], *arguments: Any) -> None:
 
 
 def _scales_of_the_query(right: Callable[..., None], *arguments: Any) -> None:
-    *others, a_scales, b_scales, accumulate = arguments
+    *others, _, b_scales, accumulate = arguments
     right(*others, b_scales, b_scales, accumulate)
 
 
@@ -151,7 +151,7 @@ BUGS: dict[str, Plant] = {
 
 @pytest.fixture(scope="module")
 def call(recorder: LaunchRecorder) -> RecordedCall:
-    """Two CTAs: several tiles and runs each, more tiles than stages, an odd run and an odd length."""
+    """Two CTAs with several tiles and runs each, more tiles than stages, odd runs and lengths."""
     problem = make_problem(
         [1000, 130, 0, 1, 500, 64, 129],
         generator=torch.Generator().manual_seed(1),
