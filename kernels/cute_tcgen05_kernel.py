@@ -495,6 +495,7 @@ def init_barriers(tile: cutlass.Constexpr, shared: Int32, thread: Int32) -> None
 
 @cute.kernel
 def tcgen05_kernel(
+    variant: cutlass.Constexpr[str],  # first, since symbols are cut off
     key_map: GridConstant[tma.TensorMap],
     query_map: GridConstant[tma.TensorMap],
     query_scales: Int64,
@@ -512,7 +513,6 @@ def tcgen05_kernel(
     max_context: Int32,
     first_ctas: Int32,
     prefetched_bytes: Int32,
-    variant: cutlass.Constexpr[str],
 ) -> None:
     tile = FORMATS[variant]
     where = shared_map(tile)
@@ -590,6 +590,7 @@ def launch_tcgen05_kernel(
 ) -> None:
     tile = FORMATS[variant]
     tcgen05_kernel(
+        variant,
         _any_tensor_map(tile, 3),
         _any_tensor_map(tile, 2),
         query_scales,
@@ -607,7 +608,6 @@ def launch_tcgen05_kernel(
         max_context,
         first_ctas,
         prefetched_bytes,
-        variant,
     ).launch(
         grid=(1, 1, 1),
         block=(THREADS, 1, 1),

@@ -18,7 +18,14 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip GPU tests where there is no GPU; with SDSA_REQUIRE=gpu that is an error instead."""
+    """Skip GPU tests where there is no GPU, and large ones that nobody asked for.
+
+    With SDSA_REQUIRE=gpu it is an error that there is no GPU.
+    """
+    if "large" not in config.option.markexpr:
+        deselected = [item for item in items if item.get_closest_marker("large")]
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if not item.get_closest_marker("large")]
     if torch.cuda.is_available():
         return
     if os.environ.get("SDSA_REQUIRE") == "gpu":

@@ -35,8 +35,8 @@ STAGES = tiles.FORMATS[VARIANT].stages
 # The kernel's waits in the order in which they are traced.
 QUERY_FULL, TILE_FULL, SCORED = range(3)
 QUERY_EMPTY, TILE_EMPTY = range(2)
-LAST_TILES = range(2, 2 + STAGES)
 STORED = 2 + STAGES + tiles.QUERY_BUFFERS
+LAST = range(2, STORED)  # for every stage and query buffer once more
 
 
 def _instead(name: str, broken: Callable[..., Any], where: Any = kernel) -> Plant:
@@ -96,7 +96,7 @@ def _another_swizzle(
 
 
 def _everywhere(right: Callable[..., None], address: Any, values: Any, predicate: Any) -> None:
-    right(address, values, predicate | True)
+    right(address, values, predicate | (address > 0))
 
 
 def _one_column_on(right: Callable[..., Any], address: Any, columns: int) -> Any:
@@ -127,7 +127,7 @@ BUGS: dict[str, Plant] = {
     "no-wait-for-a-free-stage": _without("_wait_empty", TILE_EMPTY),
     "no-wait-for-a-free-query-buffer": _without("_wait_empty", QUERY_EMPTY),
     "no-wait-for-a-free-accumulator": _without("_wait_empty", STORED),
-    "no-wait-at-the-end": _without("_wait_empty", *LAST_TILES),
+    "no-wait-at-the-end": _without("_wait_empty", *LAST),
     "wrong-phase": _instead("_wait_full", _wrong_phase),
     "no-proxy-fence": _without("fence_async_proxy"),
     "no-arrival-after-copies": _without("barrier_arrive_after_copies"),
