@@ -11,11 +11,10 @@ from cutlass import Int32, Int64
 from sdsa_quant.errors import UnsupportedError
 from sdsa_quant.layout import PAGE
 
-from . import cute_kernel, cute_tcgen05_kernel
+from . import cute_kernel
 from .cute_compile_cache import CompiledKernel, LaunchConfig
 from .cute_schedule import LATE_WAVE_MINIMUM_UNITS
-from .cute_tcgen05_tiles import FORMATS
-from .cute_variants import ctas_per_sm
+from .cute_variants import TENSOR_CORE_VARIANTS, ctas_per_sm
 
 
 def compile_variant(architecture: str, variant: str) -> CompiledKernel:
@@ -42,7 +41,7 @@ def compile_variant(architecture: str, variant: str) -> CompiledKernel:
 
 def trace_variant(architecture: str, variant: str) -> tuple[Any, LaunchConfig]:
     """What CuTe DSL makes of a variant (its PTX is ``__ptx__``), and how to launch it."""
-    trace = _trace_tensor_core_kernel if variant in FORMATS else _trace_warp_kernel
+    trace = _trace_tensor_core_kernel if variant in TENSOR_CORE_VARIANTS else _trace_warp_kernel
     with tempfile.TemporaryDirectory(prefix="sdsa-cute-") as folder:
         options = f"--gpu-arch {architecture} --keep-cubin --keep-ptx --dump-dir {folder}"
         return trace(architecture, variant, options)
@@ -67,6 +66,10 @@ def _trace_warp_kernel(architecture: str, variant: str, options: str) -> tuple[A
 def _trace_tensor_core_kernel(
     architecture: str, variant: str, options: str
 ) -> tuple[Any, LaunchConfig]:
+    # Here, since it uses an experimental part of CuTe DSL, which other kernels must not depend on.
+    from . import cute_tcgen05_kernel
+    from .cute_tcgen05_tiles import FORMATS
+
     traced = cute.compile(
         cute_tcgen05_kernel.launch_tcgen05_kernel,
         *_placeholders(10, 5),

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 from dataclasses import replace
 
 import torch
+
+from sdsa_quant.errors import UnsupportedError
 
 from .availability import capability
 from .capture import refuse_capture_before_warmup
@@ -28,9 +31,14 @@ SWITCH = "SDSA_TCGEN05"
 # stages around several times; more than 32 groups.
 _LENGTHS = (1, 0, 63, 64, 65, 127, 128, 129, *range(24_000, 24_040))
 _ROWS = 3
+_PATIENCE_SECONDS = 30  # for what takes far less than a millisecond, behind whatever is queued
 
 _verdicts: dict[tuple[int, str], str | None] = {}  # why not, None for yes
 _lock = threading.Lock()
+
+
+class _StillRunningError(UnsupportedError):
+    """The device is lost to this process."""
 
 
 def is_trusted(device: int, variant: str) -> bool:
@@ -42,7 +50,7 @@ def is_trusted(device: int, variant: str) -> bool:
     Raises
     ------
     UnsupportedError
-        This is not known yet, and the current stream is being captured.
+        This is not known yet, and the current stream is being captured; or the kernel hangs.
     """
     if os.environ.get(SWITCH) == "0":
         return False
@@ -74,7 +82,9 @@ def _reason_against(device: int, variant: str) -> str | None:
         problem = with_tiled_scales(problem)
     try:
         _run(problem, variant)
-    except RuntimeError as error:
+    except _StillRunningError:
+        raise
+    except Exception as error:  # whatever it is, the warp-level kernel can do without
         return f"its self-check failed to run: {error}"
     different = problem.scores != expected.scores
     if bool(different.any()):
@@ -90,4 +100,13 @@ def _reason_against(device: int, variant: str) -> str | None:
 def _run(problem: ScoreProblem, variant: str) -> None:
     """Launch and wait: what fails on the device then fails here."""
     plan_for(problem, variant)(*addresses_of(problem))
-    torch.cuda.synchronize(problem.device)
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(problem.device))
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not done.query():
+        if time.monotonic() > deadline:
+            raise _StillRunningError(
+                f"kernel {variant} has not ended after {_PATIENCE_SECONDS} s on {problem.device} "
+                f"and nothing can end it but the process: set {SWITCH}=0 to never use it"
+            )
+        time.sleep(0.001)

@@ -23,6 +23,15 @@ VARIANT, WARP_LEVEL = "tcgen05_nvfp4", "nvfp4_cvt"
 Breakage = Callable[[ScoreProblem], None]
 
 
+class _Event:
+    """An event of a device on which all is done."""
+
+    def record(self, stream: object) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The variants that were run, by the torch backend on the CPU."""
@@ -43,7 +52,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(cute_self_check, "_verdicts", {})
     monkeypatch.setattr(cute_self_check, "capability", lambda device: (10, 0))
     monkeypatch.setattr(cute_self_check, "refuse_capture_before_warmup", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.delenv(cute_self_check.SWITCH, raising=False)
     return ran
 
@@ -129,6 +139,26 @@ def test_a_launch_that_fails_is_not_trusted(
 
     break_plans(monkeypatch, fail)
     with pytest.warns(UserWarning, match="failed to run: the CUDA driver failed to launch"):
+        assert not is_trusted(0, VARIANT)
+
+
+def test_a_kernel_that_hangs_is_an_error_that_says_what_to_do(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Event, "query", lambda self: VARIANT not in runs)
+    monkeypatch.setattr(cute_self_check, "_PATIENCE_SECONDS", 0.01)
+    with pytest.raises(UnsupportedError, match=r"tcgen05_nvfp4 has not ended .* SDSA_TCGEN05=0"):
+        is_trusted(0, VARIANT)
+
+
+def test_a_compiler_that_cannot_make_it_is_no_reason_to_fail(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(problem: ScoreProblem) -> None:
+        raise ImportError("no module tensor_map")
+
+    break_plans(monkeypatch, fail)
+    with pytest.warns(UserWarning, match="failed to run: no module tensor_map"):
         assert not is_trusted(0, VARIANT)
 
 
