@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 
 from .tensor_map import MAX_BOX, MAX_ELEMENT_STRIDE, MAX_RANK, DataType, TensorMap
+from .tensor_map_hardware import decode_hardware_form
 
 MAP_BYTES = 128
 MAGIC = b"tiledmap"
@@ -68,15 +69,19 @@ def pack(tensor_map: TensorMap) -> bytes:
 
 
 def unpack(form: bytes) -> TensorMap:
-    """The tensor map in 128 bytes.
+    """The tensor map in 128 bytes: in this form, or in that of the hardware.
 
     Raises
     ------
     ValueError
         The bytes are not a tensor map.
+    UnsupportedInstruction
+        They are one of the hardware with fields that are not known.
     """
-    if len(form) != MAP_BYTES or not form.startswith(MAGIC):
-        raise ValueError(f"not a tensor map: {form[:16].hex()}... of {len(form)} bytes")
+    if len(form) != MAP_BYTES:
+        raise ValueError(f"a tensor map has {MAP_BYTES} bytes, got {len(form)}")
+    if not form.startswith(MAGIC):
+        return decode_hardware_form(form)
     _, address, *fields = _FORM.unpack_from(form)
     data_type, rank, interleave, swizzle, promotion, fill = fields[19:]
     return TensorMap(
