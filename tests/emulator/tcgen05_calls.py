@@ -28,21 +28,47 @@ def launch_tensor_core(session: Session, problem: Problem, ctas: int | None) -> 
     Runs in a recorder's process. `ctas` replaces the first wave of CTAs that fills the device, so
     that few CTAs do all the work.
     """
-    from sdsa_kernels import cute_loading, cute_scores, cute_self_check
+    from sdsa_kernels import cute_scores
+
+    _declare(session, problem)
+    cute_scores.launch(_prepared(session, problem, ctas))
+
+
+def launch_planned(session: Session, problem: Problem, other: Problem) -> None:
+    """Launch a call with the plan of another one, which has everything but the addresses.
+
+    What the other one's tensors hold is no device memory.
+    """
+    from sdsa_kernels import cute_scores
+    from sdsa_kernels.plans import addresses_of
+
+    plan = cute_scores.make_plan(_prepared(session, other, None))
+    assert plan is not None
+    _declare(session, problem)
+    plan(*addresses_of(_prepared(session, problem, None)))
+
+
+def _declare(session: Session, problem: Problem) -> None:
+    """Say that a problem's tensors are device memory."""
+    for name, tensor in vars(problem).items():
+        if tensor is not None:
+            session.add_tensor(name, tensor)
+
+
+def _prepared(session: Session, problem: Problem, ctas: int | None) -> ScoreProblem:
+    """A checked call whose kernel is loaded."""
+    from sdsa_kernels import cute_loading, cute_self_check
     from sdsa_kernels.checks import check_scores_call
     from sdsa_kernels.cute_variants import ARCHITECTURES, tensor_core_variant
 
     for variant in VARIANTS:
         cute_self_check._verdicts[0, variant] = None
-    for name, tensor in vars(problem).items():
-        if tensor is not None:
-            session.add_tensor(name, tensor)
-    checked: ScoreProblem = check_scores_call(**vars(problem))
+    checked = check_scores_call(**vars(problem))
     variant = tensor_core_variant(checked, ARCHITECTURES[session.device.capability])
     assert variant is not None
     kernel = cute_loading.loaded_kernel(0, variant)
     kernel._first_ctas = ctas or session.device.multiprocessors * kernel._config.ctas_per_sm
-    cute_scores.launch(checked)
+    return checked
 
 
 @dataclass(frozen=True)
@@ -75,6 +101,7 @@ class RecordedCall:
             memory,
             launch.shared_bytes,
             seed,
+            strict_tensor_order=True,
         )
         written = next(region.data for region in memory if region.name == "scores")
         scores = self.problem.scores

@@ -130,6 +130,8 @@ BUGS: dict[str, Plant] = {
     "no-wait-at-the-end": _without("_wait_empty", *LAST),
     "wrong-phase": _instead("_wait_full", _wrong_phase),
     "no-proxy-fence": _without("fence_async_proxy"),
+    "no-fence-before-the-barrier": _without("fence_before_thread_sync"),
+    "no-fence-after-the-barrier": _without("fence_after_thread_sync"),
     "no-arrival-after-copies": _without("barrier_arrive_after_copies"),
     "no-commit": _without("commit_to_barrier", 0),
     "no-arrival-of-the-stores": _without("barrier_arrive"),

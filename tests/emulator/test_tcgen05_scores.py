@@ -14,8 +14,9 @@ import torch
 pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
 from emulator.launch_recorder import LaunchRecorder
+from emulator.recorded_launch import Device
 from emulator.standin import reason_unavailable
-from emulator.tcgen05_calls import record_call
+from emulator.tcgen05_calls import RecordedCall, launch_planned, record_call
 from problems import GARBAGE_ENTRIES, Problem, assert_scores, make_problem
 from sdsa_quant.scale_order import linear_to_128x4
 
@@ -171,6 +172,23 @@ def test_groups_may_share_a_request_and_rows_be_strided(
         context_lengths=torch.tensor([200, 65, 130], dtype=torch.int32),
     )
     _run(recorder, values, problem, exact=True, seeds=range(2), ctas=2)
+
+
+@pytest.mark.parametrize("values", ["nvfp4", "bf16"])
+def test_a_plan_launches_at_other_addresses(recorder: LaunchRecorder, values: str) -> None:
+    planned, problem = (
+        _problem(values, [130, 64], rows_per_group=2, integers=True, seed=seed) for seed in (1, 2)
+    )
+    (launch,) = recorder.record(launch_planned, problem, planned)
+    scored, _ = RecordedCall(problem, launch).run(0)
+    assert_scores(scored, exact=True)
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_sm103(values: str) -> None:
+    problem = _problem(values, EDGES, rows_per_group=3, integers=True)
+    with LaunchRecorder(Device(capability=(10, 3), multiprocessors=1)) as recorder:
+        _run(recorder, values, problem, exact=True, seeds=range(1))
 
 
 @pytest.mark.large
