@@ -184,11 +184,11 @@ def test_a_plan_launches_at_other_addresses(recorder: LaunchRecorder, values: st
     assert_scores(scored, exact=True)
 
 
-@pytest.mark.parametrize("values", VALUES)
-def test_sm103(values: str) -> None:
-    problem = _problem(values, EDGES, rows_per_group=3, integers=True)
+def test_sm103() -> None:
     with LaunchRecorder(Device(capability=(10, 3), multiprocessors=1)) as recorder:
-        _run(recorder, values, problem, exact=True, seeds=range(1))
+        for values in VALUES:
+            problem = _problem(values, EDGES, rows_per_group=3, integers=True)
+            _run(recorder, values, problem, exact=True, seeds=range(1))
 
 
 @pytest.mark.large

@@ -19,7 +19,12 @@ from sdsa_kernels.cute_compile import compile_variant, trace_variant
 from sdsa_kernels.cute_compile_cache import CompiledKernel
 from sdsa_kernels.cute_tcgen05_tiles import FORMATS as TILE_FORMATS
 from sdsa_kernels.cute_variants import ARCHITECTURES, TENSOR_CORE, ctas_per_sm, variants_of
-from sdsa_kernels.machine_code import disassemble, find_disassembler, resource_usage
+from sdsa_kernels.machine_code import (
+    disassemble,
+    find_disassembler,
+    innermost_loop,
+    resource_usage,
+)
 
 REGISTERS_OF_SM = 65536
 SHARED_BYTES_OF_SM = {"sm_90a": 233472, "sm_100a": 233472, "sm_103a": 233472, "sm_120a": 102400}
@@ -131,6 +136,23 @@ def test_tensor_core_variants_compile_to_what_they_are_meant_to_be(
     assert code.count("UTCBAR") == 3  # stage, accumulator, query
     # No decoding in registers, and no MMA at warp level.
     assert code.count("HMMA") == code.count("F2FP") == code.count("PRMT") == 0
+
+
+@pytest.mark.parametrize("variant", TILE_FORMATS)
+def test_a_tile_leaves_most_issue_slots_free(variant: str) -> None:
+    # docs/tcgen05-budget.md: at 8 TB/s for 148 SMs at 1.85 GHz, a tile with 1 row takes as long.
+    disassembler = find_disassembler()
+    if disassembler is None:
+        pytest.skip("needs cuobjdump, on the path or in Triton's package")
+    code = disassemble(disassembler, compile_variant("sm_100a", variant).image)
+    mma = "UTCHMMA" if variant == "tcgen05_bf16" else "UTCOMMA"
+    copies, mmas, scores = (
+        len(innermost_loop(code, opcode)) for opcode in ("UTMALDG.3D", mma, "LDTM")
+    )
+    cycles_at_the_roof = (TILE_FORMATS[variant].stage_bytes + 512) * 148 * 1.85e9 / 8e12
+    assert (copies + mmas + 4 * scores) / 4 < 0.4 * cycles_at_the_roof
+    # A loop that is too long would be a loop around more than one tile.
+    assert max(copies, mmas, scores) < 110
 
 
 @pytest.mark.parametrize("variant", TILE_FORMATS)
