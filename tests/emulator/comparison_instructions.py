@@ -103,7 +103,7 @@ def compile_setp(op: Decoder) -> Closure:
     other = None if combine is None else op.source(3, np.bool_)
     halves = kind is not None and kind.count == 2
 
-    def run(warp: "Warp", mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
         truth = on_registers(slots[a], slots[b])
         # For pairs the second predicate is of the upper halves, else of the negated comparison.
@@ -165,7 +165,7 @@ def compile_selp(op: Decoder) -> Closure:
     chooses = op.source(3, np.bool_)
     result = op.destination(0, dtype)
 
-    def run(warp: "Warp", mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
         values = np.where(slots[chooses], slots[first], slots[second])
         if mask is None:

@@ -47,9 +47,7 @@ def compile_cvt(op: Decoder) -> Closure:
     source_type = UNSIGNED[TYPE_BITS[from_type]]
     if from_type not in FORMATS:
         source_type = integer_type(from_type)
-    return apply_function(
-        convert, op.extended_destination(0, to_type), op.source(1, source_type)
-    )
+    return apply_function(convert, op.extended_destination(0, to_type), op.source(1, source_type))
 
 
 def _float_to_float(op: Decoder, to: FloatFormat, source: FloatFormat, ftz: bool) -> Arrays:
@@ -86,7 +84,9 @@ def _float_to_integer(op: Decoder, to_type: str, source: FloatFormat, ftz: bool)
     op.flag("sat")  # "redundant": the result is clamped anyway
     bits = TYPE_BITS[to_type]
     signed = is_signed(to_type)
-    lowest, highest = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    lowest, highest = (
+        (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    )
     dtype = integer_type(to_type)
     # What NaN gives ("Integer Notes").
     nan_value = 1 << (bits - 1) if source.name == "f64" or bits == 64 else 0
@@ -142,7 +142,9 @@ def _integer_to_integer(op: Decoder, to_type: str, from_type: str) -> Arrays:
     if not saturates:
         return lambda values: values.astype(dtype)
     signed = is_signed(to_type)
-    lowest, highest = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    lowest, highest = (
+        (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    )
 
     def clamp(values: np.ndarray) -> np.ndarray:
         return np.array([min(max(value, lowest), highest) for value in values.tolist()], dtype)

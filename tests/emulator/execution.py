@@ -46,6 +46,13 @@ class AsyncOperation:
         16 bytes or less does not.
     must_finish : bool
         Whether a CTA must not end before it.
+    after : sequence of AsyncOperation
+        Operations that must be done before it takes a step.
+
+    Attributes
+    ----------
+    done : bool
+        Whether it is complete.
     """
 
     name: str
@@ -56,6 +63,8 @@ class AsyncOperation:
     queue: Hashable = None
     async_proxy: bool = True
     must_finish: bool = True
+    after: Sequence[AsyncOperation] = ()
+    done: bool = False
     place: str = ""  # the instruction that started it, for messages
     remaining: list[Callable[[], None]] = field(default_factory=list)
 
@@ -78,6 +87,7 @@ class AsyncOperation:
                 where.region.end_async_read(where.where)
             for where in self.writes:
                 where.region.end_async_write(where.where, self.async_proxy)
+            self.done = True
             self.complete()
         except EmulationError as error:
             error.locate(self.place)
@@ -347,7 +357,7 @@ class Cta:
         self.pending.append(operation)
 
     def eligible(self) -> list[AsyncOperation]:
-        """Pending operations that may take a step: of each queue the oldest."""
+        """Pending operations that may take a step."""
         seen: set[Hashable] = set()
         result = []
         for operation in self.pending:
@@ -355,7 +365,8 @@ class Cta:
                 if operation.queue in seen:
                     continue
                 seen.add(operation.queue)
-            result.append(operation)
+            if all(earlier.done for earlier in operation.after):
+                result.append(operation)
         return result
 
     def advance(self, operation: AsyncOperation, choice: int) -> None:
@@ -407,6 +418,10 @@ class Launch:
         How often each closure of the program ran, by warps.
     events : int
         Counts what could end somebody's polling.
+    notes : Counter
+        Orders of tensor memory operations that the kernel relies on and the ISA does not promise.
+    strict_tensor_order : bool
+        Whether such orders are errors.
     """
 
     program: Program
@@ -418,6 +433,8 @@ class Launch:
     generator: np.random.Generator
     spurious_failures: float = 0.0
     processors: int = 132
+    strict_tensor_order: bool = False
+    notes: Counter[str] = field(default_factory=Counter)
     counts: list[int] = field(default_factory=list)
     events: int = 0
     instructions: int = 0

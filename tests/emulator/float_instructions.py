@@ -42,7 +42,9 @@ class Kind:
     def values(self, bits: np.ndarray) -> np.ndarray:
         """Registers as float64 values; two rows of values for pairs are in one array."""
         if self.count > 1:
-            bits = np.ascontiguousarray(bits).view(np.uint16 if self.format.bits == 16 else np.uint32)
+            bits = np.ascontiguousarray(bits).view(
+                np.uint16 if self.format.bits == 16 else np.uint32
+            )
         decoded = self.format.decode(bits)
         return flush(decoded) if self.ftz and self.format is F32 else decoded
 
@@ -105,7 +107,7 @@ def _compile_native(op: Decoder, ufunc: np.ufunc, dtype: type) -> Closure:
         return apply_ufunc(ufunc, result, first, second)
     bits = op.destination(0, np.uint32)
 
-    def run(warp: "Warp", mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
         if mask is None:
             value = ufunc(slots[first], slots[second], slots[result])
@@ -117,9 +119,7 @@ def _compile_native(op: Decoder, ufunc: np.ufunc, dtype: type) -> Closure:
     return run
 
 
-def write_single(
-    warp: "Warp", bits: int, mask: Mask, value: np.ndarray, nan: np.ndarray
-) -> None:
+def write_single(warp: Warp, bits: int, mask: Mask, value: np.ndarray, nan: np.ndarray) -> None:
     """Give lanes FP32 results; NaN becomes the canonical one."""
     pattern = value.view(np.uint32)
     if nan.tobytes() != _NO_LANE:
@@ -324,6 +324,22 @@ def compile_testp(op: Decoder) -> Closure:
     )
 
 
+@dataclass(frozen=True)
+class FloatChoice:
+    """`min` or `max` of two floats: a NaN loses unless it is kept, and -0 is below +0."""
+
+    name: str
+    keeps_nan: bool
+
+    def choose(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """The chosen of each pair."""
+        smaller = (a < b) | ((a == b) & np.signbit(a))
+        chosen = np.where(smaller == (self.name == "min"), a, b)
+        nan = np.isnan(a) | np.isnan(b)
+        kept = np.nan if self.keeps_nan else np.where(np.isnan(a), b, a)
+        return np.where(nan, kept, chosen)
+
+
 def compile_min_max(op: Decoder, name: str) -> Closure:
     """`min` and `max` of floats: of two or three, a NaN loses unless `.NaN` is there."""
     keeps_nan, xor_sign = op.flag("NaN"), op.flag("xorsign")
@@ -332,15 +348,7 @@ def compile_min_max(op: Decoder, name: str) -> Closure:
     operands = op.expect_operands(3, 4)
     if xor_sign != absolute:
         raise op.unsupported("xorsign without abs, or abs without it")
-    if op.flag("relu"):
-        raise op.unsupported()
-
-    def choose(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        smaller = (a < b) | ((a == b) & np.signbit(a))
-        chosen = np.where(smaller == (name == "min"), a, b)
-        nan = np.isnan(a) | np.isnan(b)
-        kept = np.nan if keeps_nan else np.where(np.isnan(a), b, a)
-        return np.where(nan, kept, chosen)
+    choice = FloatChoice(name, keeps_nan)
 
     def function(*registers: np.ndarray) -> np.ndarray:
         values = [kind.values(register) for register in registers]
@@ -351,7 +359,7 @@ def compile_min_max(op: Decoder, name: str) -> Closure:
             values = [np.abs(value) for value in values]
         result = values[0]
         for value in values[1:]:
-            result = choose(result, value)
+            result = choice.choose(result, value)
         if absolute:
             result = np.where(negative, -result, result)
         return kind.bits(result)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import importlib
 
 MODULES = [
+    "async_copies",
+    "warp_instructions",
+    "atomic_instructions",
+    "matrix_loads",
+    "matrix_multiplications",
     "barriers",
+    "bulk_copies",
+    "bulk_groups",
     "control_instructions",
     "integer_instructions",
     "arithmetic_instructions",
@@ -15,6 +22,12 @@ MODULES = [
     "mbarriers",
     "memory_instructions",
     "move_instructions",
+    "tcgen05_allocation",
+    "tcgen05_copies",
+    "tcgen05_mma",
+    "tcgen05_synchronization",
+    "tcgen05_transfers",
+    "tensor_copies",
 ]
 
 

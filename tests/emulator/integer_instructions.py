@@ -110,7 +110,7 @@ def compile_mul(op: Decoder, type_name: str) -> Closure:
     first, second = op.source(1, dtype), op.source(2, dtype)
     result = op.destination(0, wide)
 
-    def run(warp: "Warp", mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
         if mask is None:
             np.multiply(slots[first], slots[second], slots[result], dtype=wide)
@@ -260,7 +260,7 @@ def _compile_extended(
     carry = op.slots.shared(_CARRY, np.bool_)
     none = np.zeros(32, dtype)
 
-    def run(warp: "Warp", mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
         before = slots[carry].astype(dtype) if takes_carry else none
         value, after = function(slots[first], slots[second], before)
@@ -305,7 +305,7 @@ def compile_mad_extended(op: Decoder) -> Closure:
     carry = op.slots.shared(_CARRY, np.bool_)
     none = np.zeros(32, unsigned)
 
-    def run(warp: "Warp", mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
         a, b, c = (slots[source] for source in sources)
         product = (multiply_high(a, b) if high else a * b).view(unsigned)

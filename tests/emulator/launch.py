@@ -29,10 +29,14 @@ class Report:
         Warp instructions by opcode.
     total : int
         All of them.
+    notes : Counter
+        How often the kernel relied on an order of tensor memory operations that works but that the
+        ISA does not promise (see `tensor_order`).
     """
 
     instructions: Counter[str]
     total: int
+    notes: Counter[str]
 
 
 def run_kernel(
@@ -46,6 +50,7 @@ def run_kernel(
     seed: int = 0,
     policy: Policy | None = None,
     instruction_limit: int = 100_000_000,
+    strict_tensor_order: bool = False,
 ) -> Report:
     """Run a kernel of a PTX module to its end.
 
@@ -69,6 +74,8 @@ def run_kernel(
         Instead of the seed's own.
     instruction_limit : int
         Warp instructions after which the kernel counts as hanging.
+    strict_tensor_order : bool
+        Whether what would be a note in the report is an error.
 
     Returns
     -------
@@ -94,11 +101,12 @@ def run_kernel(
         dynamic_shared_bytes=shared_bytes,
         generator=np.random.default_rng(seed),
         spurious_failures=policy.spurious_failures,
+        strict_tensor_order=strict_tensor_order,
         counts=[0] * len(program.code),
     )
     with np.errstate(all="ignore"):
         Scheduler(launch, policy, instruction_limit).run()
-    return Report(launch.instruction_counts(), launch.instructions)
+    return Report(launch.instruction_counts(), launch.instructions, launch.notes)
 
 
 @lru_cache(maxsize=64)

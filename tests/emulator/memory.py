@@ -269,7 +269,12 @@ class Region:
         self.shadow[where] &= 0xFF ^ (ASYNC_WRITE | UNWRITTEN)
         if not async_proxy:
             self.shadow[where] |= GENERIC
-            self._dirty = (0, len(self.storage))
+            first, last = (
+                (where.start, where.stop)
+                if isinstance(where, slice)
+                else (int(where.min()), int(where.max()) + 1)
+            )
+            self._dirty = (min(self._dirty[0], first), max(self._dirty[1], last))
 
     def proxy_fence(self) -> None:
         """What the generic proxy wrote is now visible to the async proxy."""

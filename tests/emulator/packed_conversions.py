@@ -100,7 +100,7 @@ def compile_packed(op: Decoder, to_type: str, from_type: str) -> Closure:
     result_bits = max(bits * 2, 8)
     result = op.extended_destination(0, f"b{result_bits}")
 
-    def run(warp: "Warp", mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
         # [32, 2] values: low part, high part.
         values = decode(*[slots[source] for source in sources])

@@ -1,8 +1,8 @@
 """What a tensor map says: which bytes of global memory make up a box, and where they go.
 
 A tensor map is opaque in PTX; the emulator works from the arguments its maker passed to the driver.
-Sources: CUDA driver API, `cuTensorMapEncodeTiled` (the rules that `TensorMap.check` enforces); PTX
-ISA, "Tensor Access Modes", "Tiled Mode", "Swizzling Modes". Dimensions are listed innermost first,
+Sources: CUDA driver API, `cuTensorMapEncodeTiled` (its rules are in `tensor_map_form`); PTX ISA,
+"Tensor Access Modes", "Tiled Mode", "Swizzling Modes". Dimensions are listed innermost first,
 as the driver takes them.
 """
 
@@ -165,58 +165,19 @@ class TensorMap:
         """Bytes of a box in shared memory; also its `complete_tx` count."""
         return self.row_bytes * prod(self.loaded[1:])
 
-    def check(self) -> None:
-        """Refuse what the driver refuses.
+    def check_supported(self) -> None:
+        """Refuse maps that the driver makes but the emulator does not implement.
 
         Raises
         ------
-        TensorMapError
-            Naming the rule of `cuTensorMapEncodeTiled` that is broken.
         UnsupportedInstruction
-            The map is legal, but the emulator does not know its kind.
+            Interleaving, a padded or flushed type, the 8-byte flip, or rows that are narrower than
+            the span of their swizzling.
         """
         if self.interleave != 0:
             raise UnsupportedInstruction(f"tensor map of interleave {self.interleave}")
-        if not 1 <= self.rank <= MAX_RANK:
-            raise TensorMapError(f"rank must be 1 to {MAX_RANK}, got {self.rank}")
-        lengths = {len(self.box), len(self.element_strides), len(self.strides) + 1}
-        if lengths != {self.rank}:
-            raise TensorMapError(f"box and strides must fit rank {self.rank}: {self}")
-        self._check_alignment()
-        self._check_box()
-
-    def _check_alignment(self) -> None:
-        """Address, dimensions and strides."""
-        if self.address % CELL:
-            raise TensorMapError(f"address must be a multiple of 16 bytes, got {self.address:#x}")
-        if not all(0 < extent <= 1 << 32 for extent in self.dimensions):
-            raise TensorMapError(f"dimensions must be 1 to 2^32, got {self.dimensions}")
-        if self.element_bits == 4 and self.dimensions[0] % 2:
-            raise TensorMapError(f"4-bit dimension 0 must be even, got {self.dimensions[0]}")
-        for stride in self.strides:
-            if stride % CELL or not 0 <= stride < 1 << 40:
-                raise TensorMapError(
-                    f"strides must be multiples of 16 bytes below 2^40, got {self.strides}"
-                )
-
-    def _check_box(self) -> None:
-        """Box, traversal and swizzling."""
-        if not all(0 < extent <= MAX_BOX for extent in self.box):
-            raise TensorMapError(f"box must be 1 to {MAX_BOX}, got {self.box}")
-        if not all(0 < step <= MAX_ELEMENT_STRIDE for step in self.element_strides):
-            raise TensorMapError(
-                f"element strides must be 1 to {MAX_ELEMENT_STRIDE}, got {self.element_strides}"
-            )
-        if self.box[0] * self.element_bits % (8 * CELL):
-            raise TensorMapError(
-                f"box dimension 0 must be a multiple of 16 bytes, got {self.row_bytes}"
-            )
         span = self.swizzling.span
-        if span and self.row_bytes > span:
-            raise TensorMapError(
-                f"box dimension 0 is {self.row_bytes} bytes, more than the swizzle's {span}"
-            )
-        if span and self.row_bytes < span and prod(self.loaded[1:]) > 1:
+        if self.row_bytes < span and prod(self.loaded[1:]) > 1:
             raise UnsupportedInstruction(
                 f"tensor map with rows of {self.row_bytes} bytes, fewer than its swizzle's {span}"
             )

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from emulator.canonical_layouts import Mode, cute_swizzle, encode_descriptor, layout_index
 from emulator.errors import UnsupportedInstruction
 from emulator.matrix_descriptors import (
     DescriptorError,
@@ -10,30 +11,6 @@ from emulator.matrix_descriptors import (
     k_major_cells,
     mn_major_elements,
 )
-
-Mode = tuple[tuple[int, ...], tuple[int, ...]]  # extents and strides, fastest first
-
-
-def encode(start: int, leading: int, stride: int, mode: int, base_offset: int = 0) -> int:
-    """A descriptor word put together from the bit positions of the ISA's table."""
-    word = (start >> 4) | (leading >> 4) << 16 | (stride >> 4) << 32
-    return word | 1 << 46 | base_offset << 49 | mode << 61
-
-
-def layout_index(mode: Mode, i: int) -> int:
-    """Value of a CuTe layout mode at `i`."""
-    total = 0
-    for extent, stride in zip(*mode, strict=True):
-        total += i % extent * stride
-        i //= extent
-    return total
-
-
-def cute_swizzle(bits: int, base: int, shift: int, offset: int) -> int:
-    """CuTe's `Swizzle<bits, base, shift>` of an offset."""
-    mask = ((1 << bits) - 1) << base
-    return offset ^ ((offset >> shift) & mask)
-
 
 # "Exact layout" of the ISA's figures: mode of the descriptor, element bytes, K or MN of the
 # figure's title, layouts of rows and columns in elements, LBO and SBO in bytes, swizzle.
@@ -81,7 +58,7 @@ def decoded_addresses(word: int, major: str, shape: tuple[int, int], size: int) 
 def test_layouts_of_the_figures(name: str) -> None:
     mode, size, major, rows, columns, leading, stride, swizzle = FIGURES[name]
     expected = expected_addresses(rows, columns, size, swizzle)
-    word = encode(START, leading, stride, mode)
+    word = encode_descriptor(START, leading, stride, mode)
     np.testing.assert_array_equal(decoded_addresses(word, major, expected.shape, size), expected)
 
 
@@ -99,7 +76,7 @@ def test_canonical_swizzled_layouts(major: str, mode: int, bits: int, size: int)
         rows = ((t, cells, 2), (1, t, leading // size))
         columns = ((8, 2), (cells * t, stride // size))
     expected = expected_addresses(rows, columns, size, (bits, 4, 3))
-    word = encode(START, leading, stride, mode)
+    word = encode_descriptor(START, leading, stride, mode)
     np.testing.assert_array_equal(decoded_addresses(word, major, expected.shape, size), expected)
 
 
@@ -109,32 +86,52 @@ def test_tf32_mn_major_with_32_byte_atoms() -> None:
     rows = ((4, 8, 2), (1, 4, leading // 4))
     columns = ((4, 2), (32, stride // 4))
     expected = expected_addresses(rows, columns, 4, (2, 5, 2))
-    word = encode(START, leading, stride, 1)
+    word = encode_descriptor(START, leading, stride, 1)
     np.testing.assert_array_equal(decoded_addresses(word, "mn", expected.shape, 4), expected)
 
 
 def test_a_start_inside_the_atom_steps_along_k() -> None:
     """The second 32 bytes of a 128-byte row: the swizzle follows the address."""
-    whole = k_major_cells(decode_shared_descriptor(encode(START, 16, 1024, 2)), 32, 4)
-    second = k_major_cells(decode_shared_descriptor(encode(START + 32, 16, 1024, 2)), 32, 2)
+    whole = k_major_cells(decode_shared_descriptor(encode_descriptor(START, 16, 1024, 2)), 32, 4)
+    second = k_major_cells(
+        decode_shared_descriptor(encode_descriptor(START + 32, 16, 1024, 2)), 32, 2
+    )
     np.testing.assert_array_equal(second, whole[:, 2:])
 
 
 def test_base_offset_is_the_line_where_the_pattern_begins() -> None:
     shifted = START + 3 * 128
-    moved = k_major_cells(decode_shared_descriptor(encode(shifted, 16, 1024, 2, 3)), 8, 2)
-    plain = k_major_cells(decode_shared_descriptor(encode(START, 16, 1024, 2)), 8, 2)
+    moved = k_major_cells(
+        decode_shared_descriptor(encode_descriptor(shifted, 16, 1024, 2, 3)), 8, 2
+    )
+    plain = k_major_cells(decode_shared_descriptor(encode_descriptor(START, 16, 1024, 2)), 8, 2)
     np.testing.assert_array_equal(moved, plain + 3 * 128)
 
 
 REFUSED = {
-    "version": (encode(START, 16, 1024, 2) ^ 1 << 46, DescriptorError, "bits 46-48"),
-    "low-reserved": (encode(START, 16, 1024, 2) | 1 << 14, DescriptorError, "bits 14-15"),
-    "middle-reserved": (encode(START, 16, 1024, 2) | 1 << 31, DescriptorError, "bits 30-31"),
-    "high-reserved": (encode(START, 16, 1024, 2) | 1 << 57, DescriptorError, "bits 53-60"),
-    "mode-3": (encode(START, 16, 1024, 3), DescriptorError, "mode 3"),
-    "mode-5": (encode(START, 16, 1024, 5), DescriptorError, "mode 5"),
-    "absolute": (encode(START, 16, 1024, 2) | 1 << 52, UnsupportedInstruction, "absolute"),
+    "version": (encode_descriptor(START, 16, 1024, 2) ^ 1 << 46, DescriptorError, "bits 46-48"),
+    "low-reserved": (
+        encode_descriptor(START, 16, 1024, 2) | 1 << 14,
+        DescriptorError,
+        "bits 14-15",
+    ),
+    "middle-reserved": (
+        encode_descriptor(START, 16, 1024, 2) | 1 << 31,
+        DescriptorError,
+        "bits 30-31",
+    ),
+    "high-reserved": (
+        encode_descriptor(START, 16, 1024, 2) | 1 << 57,
+        DescriptorError,
+        "bits 53-60",
+    ),
+    "mode-3": (encode_descriptor(START, 16, 1024, 3), DescriptorError, "mode 3"),
+    "mode-5": (encode_descriptor(START, 16, 1024, 5), DescriptorError, "mode 5"),
+    "absolute": (
+        encode_descriptor(START, 16, 1024, 2) | 1 << 52,
+        UnsupportedInstruction,
+        "absolute",
+    ),
 }
 
 
@@ -146,8 +143,8 @@ def test_fields_that_are_refused(name: str) -> None:
 
 
 def test_combinations_that_the_isa_excludes() -> None:
-    plain = decode_shared_descriptor(encode(START, 16, 1024, 2))
-    atoms = decode_shared_descriptor(encode(START, 16, 1024, 1))
+    plain = decode_shared_descriptor(encode_descriptor(START, 16, 1024, 2))
+    atoms = decode_shared_descriptor(encode_descriptor(START, 16, 1024, 1))
     with pytest.raises(UnsupportedInstruction, match="4-byte elements"):
         mn_major_elements(plain, 128, 8, 4)
     with pytest.raises(UnsupportedInstruction, match="2-byte elements"):

@@ -1,0 +1,291 @@
+"""`cp.async.bulk.tensor` and its reductions and prefetches, in tiled mode.
+
+Source: PTX ISA, "Data Movement and Conversion Instructions: Tensor copy"; see `tensor_map` for what
+a box is. Bytes of a box outside the tensor are zeros on the way in and not written on the way out.
+
+Not implemented, and refused by name: `.im2col` and its variants, `.tile::gather4`,
+`.tile::scatter4`, `.multicast::cluster`, `.cta_group::2`, NaN filling, changing tensor maps on the
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .bulk_copies import delivery, split, submit_load, take_cache_policy
+from .bulk_groups import BulkGroups
+from .bulk_reductions import GLOBAL_TYPES
+from .errors import UnsupportedInstruction
+from .mbarriers import BarrierOperand, MBarriers
+from .ptx_syntax import Address, Operand, Vector
+from .registry import Closure, Decoder, Mask, MemoryOperand, instruction
+from .tensor_core import thread_of
+from .tensor_map import CELL, Box, DataType, TensorMap, TensorMapError
+from .tensor_map_form import MAP_BYTES, unpack
+
+if TYPE_CHECKING:
+    from .execution import Cta, Warp
+    from .memory import Bytes
+
+MAP_ALIGNMENT = 64
+DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
+# Element types by which a tensor map's type is reduced.
+REDUCTION_TYPES = {
+    DataType.UINT32: "u32",
+    DataType.INT32: "s32",
+    DataType.UINT64: "u64",
+    DataType.INT64: "s64",
+    DataType.FLOAT16: "f16",
+    DataType.BFLOAT16: "bf16",
+    DataType.FLOAT32: "f32",
+}
+
+
+@lru_cache(maxsize=256)
+def _decode_map(form: bytes) -> TensorMap:
+    """The tensor map in 128 bytes, checked."""
+    try:
+        tensor = unpack(form)
+    except ValueError as error:
+        raise TensorMapError(str(error)) from None
+    tensor.check_supported()
+    return tensor
+
+
+def read_map(cta: Cta, address: int) -> TensorMap:
+    """The tensor map at a generic address.
+
+    Raises
+    ------
+    TensorMapError
+        There is none, or the address is misaligned.
+    """
+    if address % MAP_ALIGNMENT:
+        raise TensorMapError(f"a tensor map must be aligned to 64 bytes, got {address:#x}")
+    region, start = cta.launch.region_of(cta, address)
+    return _decode_map(region.range(start, MAP_BYTES).load().tobytes())
+
+
+@dataclass(frozen=True)
+class _Coordinates:
+    """The operand `[tensorMap, {c0, c1, ...}]`."""
+
+    where: MemoryOperand
+    slots: tuple[int, ...]
+
+    def evaluate(self, warp: Warp, lane: int) -> tuple[TensorMap, Box]:
+        """A lane's tensor map and the box at its coordinates."""
+        tensor = read_map(warp.cta, int(self.where.evaluate(warp, None)[lane]))
+        return tensor, tensor.locate(tuple(int(warp.slots[slot][lane]) for slot in self.slots))
+
+
+def _take_coordinates(op: Decoder, operand: Operand) -> _Coordinates:
+    """Take the number of dimensions and the tensor operand."""
+    dimensions = 1 + DIMENSIONS.index(op.one_of(*DIMENSIONS))
+    op.flag("tile")  # the default
+    if not isinstance(operand, Address) or len(operand.extra) != 1:
+        raise op.unsupported("a tensor map and coordinates are needed")
+    vector = operand.extra[0]
+    elements = vector.elements if isinstance(vector, Vector) else (vector,)
+    if len(elements) != dimensions:
+        raise op.unsupported(f"{len(elements)} coordinates in {dimensions} dimensions")
+    where = op.memory(Address(operand.base, operand.offset))
+    return _Coordinates(where, tuple(op.source(element, np.int32) for element in elements))
+
+
+class _GlobalBox:
+    """The bytes of a box that lie inside the tensor, in global memory."""
+
+    def __init__(self, cta: Cta, box: Box) -> None:
+        self.box = box
+        self.inside = np.flatnonzero(box.row_inside)
+        self.columns = slice(box.inner_start, box.inner_stop)
+        width = box.inner_stop - box.inner_start
+        self.empty = not len(self.inside) or width == 0
+        if self.empty:
+            return
+        starts = box.row_addresses[self.inside] + box.inner_start
+        region = cta.launch.memory.find(int(starts[0]))
+        packed = starts[0] + np.arange(len(starts)) * width
+        if np.array_equal(starts, packed):
+            self.bytes: Bytes = region.range(int(starts[0]), len(starts) * width)
+        else:
+            self.bytes = region.bytes_at(starts[:, None] + np.arange(width))
+
+    def ranges(self) -> list[Bytes]:
+        """What an operation touches."""
+        return [] if self.empty else [self.bytes]
+
+    def load(self) -> np.ndarray:
+        """The whole box, uint8 `[rows, row_bytes]`, zeros outside the tensor."""
+        box = self.box
+        data = np.zeros((len(box.row_addresses), box.row_bytes), np.uint8)
+        if not self.empty:
+            data[self.inside, self.columns] = self.bytes.load().reshape(len(self.inside), -1)
+        return data
+
+    def deliver(self, data: np.ndarray, store: Callable[[np.ndarray], None]) -> None:
+        """Hand those bytes of a box `[rows, row_bytes]` on that lie inside the tensor."""
+        if not self.empty:
+            store(data[self.inside, self.columns].reshape(-1))
+
+
+def _cell_rows(cta: Cta) -> np.ndarray:
+    """Shared memory as rows of 16 bytes, from its origin on; a view."""
+    return cta.shared.storage.reshape(-1, CELL)
+
+
+@instruction("cp.async.bulk.tensor")
+def compile_tensor(op: Decoder) -> Closure:
+    """Copies between global tensors and boxes in shared memory."""
+    if op.flag("bulk_group"):
+        op.one_of("global")
+        op.one_of("shared::cta")
+        return _compile_store(op, None)
+    op.one_of("mbarrier::complete_tx::bytes")
+    op.one_of("shared::cluster", "shared::cta")
+    op.one_of("global")
+    op.flag("cta_group::1")
+    return _compile_load(op)
+
+
+def _compile_load(op: Decoder) -> Closure:
+    """From a global tensor to shared memory, completing on an mbarrier."""
+    take_cache_policy(op, 3)
+    target, tensor = op.memory(0), _take_coordinates(op, op.operands[1])
+    barriers = BarrierOperand("shared", op.memory(2))
+    name = op.instruction.text
+
+    def run(warp: Warp, mask: Mask) -> None:
+        lanes = np.flatnonzero(warp.lanes(mask)).tolist()
+        offsets = barriers.offsets(warp, mask)
+        for lane, to, barrier in zip(
+            lanes, target.evaluate(warp, mask).tolist(), offsets, strict=True
+        ):
+            _start_load(warp, name, to, *tensor.evaluate(warp, lane), barrier)
+
+    return run
+
+
+def _start_load(warp: Warp, name: str, to: int, tensor: TensorMap, box: Box, barrier: int) -> None:
+    """Start the load of one box."""
+    tensor.check_shared_address(to)
+    if tensor.oob_fill and not box.complete:
+        raise UnsupportedInstruction(f"{name}: filling with NaN")
+    cta = warp.cta
+    source = _GlobalBox(cta, box)
+    target = cta.shared.range(to, tensor.box_bytes)
+    rows = ((tensor.shared_cells(to) - cta.shared.origin) // CELL).reshape(-1)
+
+    def move(piece: slice) -> Callable[[], None]:
+        def run() -> None:
+            _cell_rows(cta)[rows[piece]] = source.load().reshape(-1, CELL)[piece]
+
+        return run
+
+    pieces = [(move(piece), (piece.stop - piece.start) * CELL) for piece in split(cta, len(rows))]
+    found = cta.extension(MBarriers).at(barrier)
+    submit_load(warp, name, source.ranges(), target, pieces, found)
+
+
+def _compile_store(op: Decoder, reduction: str | None) -> Closure:
+    """From shared memory to a global tensor, in a bulk async-group."""
+    take_cache_policy(op, 2)
+    tensor, source = _take_coordinates(op, op.operands[0]), op.memory(1)
+    name = op.instruction.text
+
+    def run(warp: Warp, mask: Mask) -> None:
+        lanes = np.flatnonzero(warp.lanes(mask)).tolist()
+        for lane, start in zip(lanes, source.evaluate(warp, mask).tolist(), strict=True):
+            _start_store(warp, lane, name, start, *tensor.evaluate(warp, lane), reduction)
+
+    return run
+
+
+def _start_store(
+    warp: Warp,
+    lane: int,
+    name: str,
+    start: int,
+    tensor: TensorMap,
+    box: Box,
+    reduction: str | None,
+) -> None:
+    """Start the store, or reduction, of one box."""
+    tensor.check_shared_address(start)
+    cta = warp.cta
+    place = _GlobalBox(cta, box)
+    order = ((tensor.shared_cells(start) - start) // CELL).reshape(-1)
+    targets: list[Bytes] = []
+    store: Callable[[np.ndarray], None] = lambda data: None  # noqa: E731
+    if not place.empty:
+        how = None if reduction is None else (reduction, _reduction_type(tensor, reduction))
+        targets, store = delivery(place.bytes, how)
+
+    def deliver(data: np.ndarray) -> None:
+        unswizzled = data.reshape(-1, CELL)[order]
+        place.deliver(unswizzled.reshape(-1, tensor.row_bytes), store)
+
+    source = cta.shared.range(start, tensor.box_bytes)
+    groups = cta.extension(BulkGroups)
+    groups.submit(warp, thread_of(warp, lane), name, source, targets, deliver)
+
+
+def _reduction_type(tensor: TensorMap, reduction: str) -> str:
+    """The element type of a reduction.
+
+    Raises
+    ------
+    UnsupportedInstruction
+        The operation does not take the tensor map's type.
+    """
+    name = REDUCTION_TYPES.get(DataType(tensor.data_type), "")
+    bits = {"u32": "b32", "s32": "b32", "u64": "b64", "s64": "b64"}.get(name)
+    for candidate in (name, bits):
+        if candidate in GLOBAL_TYPES[reduction]:
+            return candidate
+    raise UnsupportedInstruction(
+        f"cp.reduce.async.bulk.tensor .{reduction} of {DataType(tensor.data_type).name}"
+    )
+
+
+@instruction("cp.reduce.async.bulk.tensor")
+def compile_reduce_tensor(op: Decoder) -> Closure:
+    """Reductions from shared memory to a global tensor."""
+    op.one_of("global")
+    op.one_of("shared::cta")
+    op.one_of("bulk_group")
+    return _compile_store(op, op.one_of(*GLOBAL_TYPES))
+
+
+@instruction("cp.async.bulk.prefetch.tensor")
+def compile_prefetch_tensor(op: Decoder) -> Closure:
+    """A hint: only the tensor map and the coordinates are checked."""
+    op.one_of("L2")
+    op.one_of("global")
+    take_cache_policy(op, 1)
+    tensor = _take_coordinates(op, op.operands[0])
+
+    def run(warp: Warp, mask: Mask) -> None:
+        for lane in np.flatnonzero(warp.lanes(mask)).tolist():
+            tensor.evaluate(warp, lane)
+
+    return run
+
+
+@instruction("prefetch.tensormap", "prefetch.param.tensormap", "prefetch.const.tensormap")
+def compile_prefetch_map(op: Decoder) -> Closure:
+    """A hint: only the tensor map is checked."""
+    op.expect_operands(1)
+    where = op.memory(0)
+
+    def run(warp: Warp, mask: Mask) -> None:
+        for address in where.evaluate(warp, mask).tolist():
+            read_map(warp.cta, address)
+
+    return run
