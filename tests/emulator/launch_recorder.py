@@ -110,8 +110,8 @@ def _start(device: Device, folder: Path) -> None:
     global _session
     if "cutlass" in sys.modules:
         raise RuntimeError(
-            "CuTe DSL came into the recorder's process before its settings: the main module must not "
-            "import it"
+            "CuTe DSL came into the recorder's process before its settings: the main module must "
+            "not import it"
         )
     major, minor = device.capability
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch must not look for devices of its own
