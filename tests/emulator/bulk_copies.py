@@ -9,13 +9,13 @@ memory to that of another CTA.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .bulk_groups import BulkGroups
+from .bulk_groups import BulkGroups, Request, same_requests
 from .bulk_reductions import GLOBAL_TYPES, INTEGERS, reduce_bytes
 from .errors import Misaligned, UnwrittenRead
 from .execution import AsyncOperation
@@ -194,22 +194,30 @@ def _compile_store(op: Decoder, reduction: tuple[str, str] | None) -> Closure:
     def run(warp: Warp, mask: Mask) -> None:
         lanes = np.flatnonzero(warp.lanes(mask)).tolist()
         requests = zip(
-            lanes,
             target.evaluate(warp, mask).tolist(),
             source.evaluate(warp, mask).tolist(),
             warp.slots[size][lanes].tolist(),
             strict=True,
         )
         cta = warp.cta
-        for lane, to, start, length in requests:
+        for chosen, (to, start, length) in stores(lanes, requests, reduction is not None):
             check_unit(name, to, start, length)
-            place = global_bytes(cta, to, length)
-            targets, deliver = delivery(place, reduction)
+            targets, deliver = delivery(global_bytes(cta, to, length), reduction)
             groups = cta.extension(BulkGroups)
             where = cta.shared.range(start, length)
-            groups.submit(warp, thread_of(warp, lane), name, where, targets, deliver)
+            threads = [thread_of(warp, lane) for lane in chosen]
+            groups.submit(warp, threads, name, where, targets, deliver)
 
     return run
+
+
+def stores(
+    lanes: Sequence[int], requests: Iterable[Request], reduces: bool
+) -> list[tuple[list[int], Request]]:
+    """What to do for which lanes: each reduction for itself, stores of the same bytes once."""
+    if reduces:
+        return [([lane], request) for lane, request in zip(lanes, requests, strict=True)]
+    return [(chosen, request) for request, chosen in same_requests(lanes, requests).items()]
 
 
 def delivery(

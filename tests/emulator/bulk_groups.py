@@ -8,9 +8,9 @@ so its reads are one queue and its writes another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,20 @@ from .tensor_core import thread_of
 if TYPE_CHECKING:
     from .execution import Cta, Warp
     from .memory import Bytes
+
+Request = TypeVar("Request", bound=Hashable)
+
+
+def same_requests(lanes: Iterable[int], requests: Iterable[Request]) -> dict[Request, list[int]]:
+    """Lanes of a warp by what they ask for.
+
+    Kernels of CuTe DSL issue a store with all lanes of a warp. 32 stores of the same bytes to the
+    same place are one store: nobody could tell the difference.
+    """
+    found: dict[Request, list[int]] = {}
+    for lane, request in zip(lanes, requests, strict=True):
+        found.setdefault(request, []).append(lane)
+    return found
 
 
 @dataclass(eq=False)
@@ -46,6 +60,12 @@ class _Group:
         self.writing -= 1
 
 
+def _all(groups: Sequence[_Group], tell: Callable[[_Group], None]) -> None:
+    """Tell several groups."""
+    for group in groups:
+        tell(group)
+
+
 class BulkGroups:
     """The groups of the threads of a CTA."""
 
@@ -57,20 +77,20 @@ class BulkGroups:
     def submit(
         self,
         warp: Warp,
-        thread: int,
+        threads: Sequence[int],
         name: str,
         source: Bytes,
         targets: Sequence[Bytes],
         deliver: Callable[[np.ndarray], None],
     ) -> None:
-        """Start a store of a thread.
+        """Start a store of a thread, or the same store of several threads of a warp at once.
 
         Parameters
         ----------
         warp : Warp
             The thread's.
-        thread : int
-            Of the CTA.
+        threads : sequence of int
+            Of the CTA; the operation belongs to a group of each.
         name : str
             For messages.
         source : Bytes
@@ -80,15 +100,16 @@ class BulkGroups:
         deliver : callable
             Puts the bytes of the source where they belong.
         """
-        group = self._open.setdefault(thread, _Group())
-        group.start()
+        groups = [self._open.setdefault(thread, _Group()) for thread in threads]
+        for group in groups:
+            group.start()
         held: list[np.ndarray] = []
         reading = AsyncOperation(
             name,
             [lambda: held.append(source.load())],
-            complete=group.has_read,
+            complete=lambda: _all(groups, _Group.has_read),
             reads=[source],
-            queue=("bulk reads", thread),
+            queue=("bulk reads", threads[0]),
         )
 
         def write() -> None:
@@ -98,9 +119,9 @@ class BulkGroups:
         writing = AsyncOperation(
             name,
             [write],
-            complete=group.has_written,
+            complete=lambda: _all(groups, _Group.has_written),
             writes=targets,
-            queue=("bulk writes", thread),
+            queue=("bulk writes", threads[0]),
             must_finish=False,
         )
         self._cta.submit(reading, warp)

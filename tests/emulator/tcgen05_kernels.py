@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from emulator.canonical_layouts import encode_descriptor
+from emulator.launch import Report
 from emulator.memory import Region
 from emulator.ptx_kernels import expect, initialize, kernel, run, wait
 
@@ -187,6 +188,14 @@ class MmaCase:
 
     def result(self, seed: int = 0, body: str | None = None) -> np.ndarray:
         """Run it; uint32 `[128 lanes, N]`."""
+        return self._run(body or self.body(), seed, strict=True)[0]
+
+    def report(self, body: str) -> Report:
+        """Run another body, with orders that the ISA does not promise only noted."""
+        return self._run(body, 0, strict=False)[1]
+
+    def _run(self, body: str, seed: int, *, strict: bool) -> tuple[np.ndarray, Report]:
+        """D and the report of a run."""
         initial = np.zeros((128, 256), np.uint32)
         if self.d_initial is not None:
             initial[:, : self.columns] = self.d_initial
@@ -199,5 +208,6 @@ class MmaCase:
             Region("initial", 0x4000_0000, initial),
             out,
         ]
-        run(kernel(body or self.body(), 5, SHARED), memory, block=THREADS, seed=seed)
-        return out.data.view(np.uint32).reshape(128, 256)[:, : self.columns]
+        ptx = kernel(body, 5, SHARED)
+        report = run(ptx, memory, block=THREADS, seed=seed, strict=strict)
+        return out.data.view(np.uint32).reshape(128, 256)[:, : self.columns], report

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .bulk_copies import delivery, split, submit_load, take_cache_policy
+from .bulk_copies import delivery, split, stores, submit_load, take_cache_policy
 from .bulk_groups import BulkGroups
 from .bulk_reductions import GLOBAL_TYPES
 from .errors import UnsupportedInstruction
@@ -78,10 +78,16 @@ class _Coordinates:
     where: MemoryOperand
     slots: tuple[int, ...]
 
+    def request(self, warp: Warp, lane: int) -> tuple[int, tuple[int, ...]]:
+        """A lane's address of a tensor map, and coordinates."""
+        address = int(self.where.evaluate(warp, None)[lane])
+        return address, tuple(int(warp.slots[slot][lane]) for slot in self.slots)
+
     def evaluate(self, warp: Warp, lane: int) -> tuple[TensorMap, Box]:
         """A lane's tensor map and the box at its coordinates."""
-        tensor = read_map(warp.cta, int(self.where.evaluate(warp, None)[lane]))
-        return tensor, tensor.locate(tuple(int(warp.slots[slot][lane]) for slot in self.slots))
+        address, coordinates = self.request(warp, lane)
+        tensor = read_map(warp.cta, address)
+        return tensor, tensor.locate(coordinates)
 
 
 def _take_coordinates(op: Decoder, operand: Operand) -> _Coordinates:
@@ -201,15 +207,18 @@ def _compile_store(op: Decoder, reduction: str | None) -> Closure:
 
     def run(warp: Warp, mask: Mask) -> None:
         lanes = np.flatnonzero(warp.lanes(mask)).tolist()
-        for lane, start in zip(lanes, source.evaluate(warp, mask).tolist(), strict=True):
-            _start_store(warp, lane, name, start, *tensor.evaluate(warp, lane), reduction)
+        places = [tensor.request(warp, lane) for lane in lanes]
+        requests = zip(places, source.evaluate(warp, mask).tolist(), strict=True)
+        for chosen, (_, start) in stores(lanes, requests, reduction is not None):
+            threads = [thread_of(warp, lane) for lane in chosen]
+            _start_store(warp, threads, name, start, *tensor.evaluate(warp, chosen[0]), reduction)
 
     return run
 
 
 def _start_store(
     warp: Warp,
-    lane: int,
+    threads: list[int],
     name: str,
     start: int,
     tensor: TensorMap,
@@ -233,7 +242,7 @@ def _start_store(
 
     source = cta.shared.range(start, tensor.box_bytes)
     groups = cta.extension(BulkGroups)
-    groups.submit(warp, thread_of(warp, lane), name, source, targets, deliver)
+    groups.submit(warp, threads, name, source, targets, deliver)
 
 
 def _reduction_type(tensor: TensorMap, reduction: str) -> str:

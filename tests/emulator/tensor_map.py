@@ -1,7 +1,7 @@
 """What a tensor map says: which bytes of global memory make up a box, and where they go.
 
 A tensor map is opaque in PTX; the emulator works from the arguments its maker passed to the driver.
-Sources: CUDA driver API, `cuTensorMapEncodeTiled` (its rules are in `tensor_map_form`); PTX ISA,
+Sources: CUDA driver API, `cuTensorMapEncodeTiled` (its rules are in `tensor_map_rules`); PTX ISA,
 "Tensor Access Modes", "Tiled Mode", "Swizzling Modes". Dimensions are listed innermost first,
 as the driver takes them.
 """

@@ -8,7 +8,7 @@ and SM100. In 32-bit words, lower bits first:
 ====== =====================================================================================
 0, 1   address
 2      0-3 kind, 4-6 rank - 1, 7-10 element type, 11-12 interleave, 13-14 swizzle, 15 fill,
-       16 tf32, 17-18 L2 promotion, 19-20 atomicity of the swizzle
+       16 tf32, 17-18 L2 promotion, 19-20 atomicity of the swizzle, 21 a hint
 3-6    strides / 16 of dimensions 1 to 4, their lower 32 bits
 7      their upper 4 bits each
 8-12   sizes - 1
@@ -16,8 +16,8 @@ and SM100. In 32-bit words, lower bits first:
 14     box - 1 of dimensions 1 to 4, 8 bits each
 ====== =====================================================================================
 
-The driver leaves the kind 0, CuTe DSL writes 2. Words 16 to 31 are not read: CuTe DSL does not
-write them.
+The driver leaves the kind 0, CuTe DSL writes 2; CuTe DSL also sets the hint, for large tensors.
+Words 16 to 31 are not read: CuTe DSL does not write them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def unpack(form: bytes) -> TensorMap:
     rank = (words[2] >> 4 & 7) + 1
     element = (words[2] >> 7 & 15, words[2] >> 16 & 1)
     swizzle = (words[2] >> 13 & 3, words[2] >> 19 & 3)
-    unused = (words[2] >> 21, words[13] >> 15 & 0x1FF, words[15])
+    unused = (words[2] >> 22, words[13] >> 15 & 0x1FF, words[15])
     known = element in _TYPES_BACK and swizzle in _SWIZZLES_BACK
     if words[2] & 15 not in _KINDS or rank > 5 or not known or any(unused):
         raise ValueError("not a tensor map: " + " ".join(f"{word:08x}" for word in words))

@@ -8,12 +8,14 @@ are asynchronous: two that touch the same cells, one of them writing, must be or
   pipeline needs `tcgen05.fence::before_thread_sync` after the first operation and
   `tcgen05.fence::after_thread_sync` before the second.
 
-Anything else is an error here. Two orders that the ISA does not promise are common in NVIDIA's own
-kernels, so by default they are counted as notes and only refused with `strict`:
+Anything else is an error here. Three orders that the ISA does not promise are common in NVIDIA's
+own kernels, so by default they are counted as notes and only refused with `strict`:
 
 * `mma -> cp` and `cp -> cp` of one thread without waiting (scale factors of the next step replace
   those of the last in place);
-* operations of different threads that are ordered by a completion, without the two fences.
+* operations of different threads that are ordered by a completion, without the two fences;
+* overwriting or giving up what a `tcgen05.ld` read, without `tcgen05.wait::ld` (its registers have
+  been used by then).
 """
 
 from collections import Counter
@@ -103,11 +105,11 @@ class TensorOrder:
         """
         self._now += 1
         before = []
-        for earlier in self._in_flight:
+        for earlier in list(self._in_flight):
             cells = earlier.clash(operation)
             if cells is not None:
                 self._check_pipeline(earlier, operation, cells)
-                if earlier.threads != operation.threads:
+                if earlier.threads != operation.threads and earlier.kind != "ld":
                     before.append(earlier)
         for earlier in self._completed.values():
             if earlier.threads != operation.threads and earlier.clash(operation):
@@ -148,9 +150,9 @@ class TensorOrder:
             There is one.
         """
         user = TensorOperation("dealloc", range(0), writes=(cells,))
-        for operation in self._in_flight:
+        for operation in list(self._in_flight):
             if operation.clash(user):
-                raise InFlightWrite(f"tcgen05.dealloc of {cells}: a {operation.kind} is in flight")
+                self._refuse_race(operation, user, cells)
 
     def _check_pipeline(
         self, earlier: TensorOperation, later: TensorOperation, cells: Footprint
@@ -168,11 +170,20 @@ class TensorOrder:
         ):
             self._note(f"{earlier.kind} -> cp without waiting", f"on {cells}")
             return
-        reads = any(cells is footprint for footprint in later.reads)
-        verb = "reads" if reads else "writes"
-        raise (InFlightRead if reads else InFlightWrite)(
-            f"tcgen05.{later.kind} {verb} tensor memory {cells} while an earlier "
-            f"tcgen05.{earlier.kind} on it has not completed"
+        self._refuse_race(earlier, later, cells)
+
+    def _refuse_race(
+        self, earlier: TensorOperation, later: TensorOperation, cells: Footprint
+    ) -> None:
+        """Two operations touch the same cells and nothing orders them."""
+        if earlier.kind == "ld" and not self._strict:
+            self._note(f"ld -> {later.kind} without tcgen05.wait::ld", f"on {cells}")
+            self.finish(earlier)
+            return
+        writes = any(cells is footprint for footprint in later.writes)
+        raise (InFlightWrite if writes else InFlightRead)(
+            f"tcgen05.{later.kind} {'writes' if writes else 'reads'} tensor memory {cells} while "
+            f"an earlier tcgen05.{earlier.kind} on it has not completed"
         )
 
     def _check_fences(self, earlier: TensorOperation, later: TensorOperation) -> None:

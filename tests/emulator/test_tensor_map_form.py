@@ -58,7 +58,7 @@ def test_padded_types_have_no_known_form() -> None:
 
 @pytest.mark.parametrize(
     ("word", "bits"),
-    [(2, 1), (2, 5 << 4), (2, 15 << 7), (2, 1 << 21), (13, 1 << 15), (15, 1)],
+    [(2, 1), (2, 5 << 4), (2, 15 << 7), (2, 1 << 22), (13, 1 << 15), (15, 1)],
     ids=["kind", "rank", "type", "unused", "unused-13", "unused-15"],
 )
 def test_what_is_no_tensor_map_is_refused(word: int, bits: int) -> None:
