@@ -130,7 +130,6 @@ def test_a_launch_of_ptx_with_a_tensor_map(recorder: LaunchRecorder) -> None:
     assert unpack(launch.parameter(2)) == MAP
 
 
-@pytest.mark.xfail(reason="the form that compiled host code writes is not decoded yet")
 def test_a_tensor_map_that_compiled_host_code_makes(recorder: LaunchRecorder) -> None:
     from emulator.recorded_cute_kernels import COLUMNS, ROWS, TILE, copy_tiles
 
