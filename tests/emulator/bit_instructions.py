@@ -191,6 +191,8 @@ def compile_fns(op: Decoder) -> Closure:
     op.one_of("b32")
 
     def find_one(mask: int, base: int, offset: int) -> int:
+        if base > 31:
+            return 0xFFFFFFFF  # "undefined"; what an H200 gives
         if offset == 0:
             return base if mask >> base & 1 else 0xFFFFFFFF
         positions = range(base, 32) if offset > 0 else range(base, -1, -1)
@@ -198,7 +200,7 @@ def compile_fns(op: Decoder) -> Closure:
         return hits[abs(offset) - 1] if len(hits) >= abs(offset) else 0xFFFFFFFF
 
     def find(mask: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.ndarray:
-        rows = zip(mask.tolist(), (base & 31).tolist(), offset.tolist(), strict=True)
+        rows = zip(mask.tolist(), base.tolist(), offset.tolist(), strict=True)
         return np.array([find_one(*row) for row in rows], np.uint32)
 
     sources = op.source(1, np.uint32), op.source(2, np.uint32), op.source(3, np.int32)
