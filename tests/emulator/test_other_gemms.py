@@ -128,7 +128,7 @@ def test_block_scaled_mn_major_operands(recorder: LaunchRecorder) -> None:
     np.testing.assert_array_equal(result.view(np.float32).reshape(expected.shape), expected)
 
 
-@pytest.mark.parametrize("tile_columns", [64, 192, 256])
+@pytest.mark.parametrize("tile_columns", [64, 192])
 def test_block_scaled_tiles(recorder: LaunchRecorder, tile_columns: int) -> None:
     """Several tiles to a CTA, several CTAs; K is no multiple of the stages."""
     launch, expected = record_scaled(recorder, "nvfp4", (256, 384, 320), tile_columns)
