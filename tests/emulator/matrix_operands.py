@@ -188,8 +188,18 @@ class ScaleOperand:
 
 
 def scale_operand(address: int, rows: int, first: int, count: int) -> ScaleOperand:
-    """The scale factors of `rows` rows that start at a tensor-memory address."""
+    """The scale factors of `rows` rows that start at a tensor-memory address.
+
+    The two top bits of the address may repeat `first`, the first byte: CuTe's addresses of bytes
+    within a cell have it there, and its kernels hand them to `tcgen05.mma` as they are.
+
+    Raises
+    ------
+    TensorMemoryMisuse
+        They hold something else, or the lane is not 0.
+    """
     lane, column = split_address(address)
-    if lane:
-        raise TensorMemoryMisuse(f"scale factors cannot start at lane {lane}")
+    byte, lane = lane >> 14, lane & 0x3FFF
+    if lane or byte not in (0, first):
+        raise TensorMemoryMisuse(f"scale factors from byte {first} on at address {address:#010x}")
     return ScaleOperand(column, rows, first, count)
