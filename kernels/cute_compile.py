@@ -68,6 +68,7 @@ def _trace_tensor_core_kernel(
 ) -> tuple[Any, LaunchConfig]:
     # Here, since it uses an experimental part of CuTe DSL, which other kernels must not depend on.
     from . import cute_tcgen05_kernel
+    from .cute_tcgen05_rings import THREADS, shared_map
     from .cute_tcgen05_tiles import FORMATS
 
     traced = cute.compile(
@@ -78,8 +79,8 @@ def _trace_tensor_core_kernel(
     )
     tile = FORMATS[variant]
     return traced, LaunchConfig(
-        threads=cute_tcgen05_kernel.THREADS,
-        shared_bytes=cute_tcgen05_kernel.shared_map(tile).total,
+        threads=THREADS,
+        shared_bytes=shared_map(tile).total,
         ctas_per_sm=tile.ctas_per_sm,
         unit_keys=PAGE,
         late_wave_units=cute_tcgen05_kernel.LATE_WAVE_PAGES,

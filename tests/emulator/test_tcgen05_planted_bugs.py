@@ -7,6 +7,8 @@ parameters and tensor maps of the right one's launch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -20,9 +22,11 @@ from emulator.scheduler import POLICIES
 from emulator.standin import reason_unavailable
 from emulator.tcgen05_calls import RecordedCall, record_call
 from problems import assert_scores, make_problem
+from sdsa_kernels import cute_tcgen05_copies as copies
 from sdsa_kernels import cute_tcgen05_kernel as kernel
 from sdsa_kernels import cute_tcgen05_tiles as tiles
 from sdsa_kernels.cute_compile import trace_variant
+from sdsa_kernels.cute_tcgen05_rings import Slot
 
 pytestmark = pytest.mark.skipif(
     reason_unavailable() is not None, reason=f"the stand-in {reason_unavailable()}"
@@ -39,33 +43,35 @@ STORED = 2 + STAGES + tiles.QUERY_BUFFERS
 LAST = range(2, STORED)  # for every stage and query buffer once more
 
 
-def _instead(name: str, broken: Callable[..., Any], where: Any = kernel) -> Plant:
+def _replace(patch: pytest.MonkeyPatch, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace a function wherever the kernel's modules have it by what `make` makes of it."""
+    modules = [module for module in (copies, kernel, tiles) if hasattr(module, name)]
+    broken = make(getattr(modules[0], name))
+    for module in modules:
+        patch.setattr(module, name, broken)
+
+
+def _instead(name: str, broken: Callable[..., Any]) -> Plant:
     """Replace a function; `broken` gets the right one first."""
-
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        right = getattr(where, name)
-        patch.setattr(where, name, lambda *arguments: broken(right, *arguments))
-
-    return plant
+    return lambda patch: _replace(patch, name, lambda right: partial(broken, right))
 
 
 def _without(name: str, *calls: int) -> Plant:
     """Leave some calls of a function out, or all."""
 
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        right = getattr(kernel, name)
-        made = iter(range(1000))
+    def make(right: Callable[..., None]) -> Callable[..., None]:
+        made = count()
 
         def sometimes(*arguments: Any) -> None:
             if calls and next(made) not in calls:
                 right(*arguments)
 
-        patch.setattr(kernel, name, sometimes)
+        return sometimes
 
-    return plant
+    return lambda patch: _replace(patch, name, make)
 
 
-def _wrong_phase(right: Callable[..., None], barriers: Any, slot: kernel.Slot) -> None:
+def _wrong_phase(right: Callable[..., None], barriers: Any, slot: Slot) -> None:
     right(barriers, slot._replace(parity=slot.parity ^ 1))
 
 
@@ -121,14 +127,14 @@ def _next_half(right: Callable[..., None], target: Any, descriptor: Any) -> None
 
 
 BUGS: dict[str, Plant] = {
-    "no-wait-for-copies": _without("_wait_full", TILE_FULL),
-    "no-wait-for-the-query": _without("_wait_full", QUERY_FULL),
-    "no-wait-for-the-mmas": _without("_wait_full", SCORED),
-    "no-wait-for-a-free-stage": _without("_wait_empty", TILE_EMPTY),
-    "no-wait-for-a-free-query-buffer": _without("_wait_empty", QUERY_EMPTY),
-    "no-wait-for-a-free-accumulator": _without("_wait_empty", STORED),
-    "no-wait-at-the-end": _without("_wait_empty", *LAST),
-    "wrong-phase": _instead("_wait_full", _wrong_phase),
+    "no-wait-for-copies": _without("wait_full", TILE_FULL),
+    "no-wait-for-the-query": _without("wait_full", QUERY_FULL),
+    "no-wait-for-the-mmas": _without("wait_full", SCORED),
+    "no-wait-for-a-free-stage": _without("wait_empty", TILE_EMPTY),
+    "no-wait-for-a-free-query-buffer": _without("wait_empty", QUERY_EMPTY),
+    "no-wait-for-a-free-accumulator": _without("wait_empty", STORED),
+    "no-wait-at-the-end": _without("wait_empty", *LAST),
+    "wrong-phase": _instead("wait_full", _wrong_phase),
     "no-proxy-fence": _without("fence_async_proxy"),
     "no-fence-before-the-barrier": _without("fence_before_thread_sync"),
     "no-fence-after-the-barrier": _without("fence_after_thread_sync"),
@@ -138,8 +144,8 @@ BUGS: dict[str, Plant] = {
     "tensor-memory-is-kept": _without("free_tensor_memory"),
     "too-few-bytes-expected": _instead("barrier_expect", _fewer_bytes),
     "too-many-bytes-expected": _instead("barrier_expect", _more_bytes),
-    "wrong-descriptor-stride": _instead("_descriptor", _longer_stride, tiles),
-    "wrong-swizzle": _instead("_descriptor", _another_swizzle, tiles),
+    "wrong-descriptor-stride": _instead("_descriptor", _longer_stride),
+    "wrong-swizzle": _instead("_descriptor", _another_swizzle),
     "swapped-scale-words": _instead("copy_or_clear", _swapped_words),
     "wrong-half-of-the-scales": _instead("copy_scales_to_tensor_memory", _next_half),
     "scales-of-the-wrong-operand": _instead("mma_nvfp4", _scales_of_the_query),
