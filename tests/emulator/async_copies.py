@@ -1,6 +1,7 @@
-"""Non-bulk asynchronous copies ("cp.async" and its completion, PTX ISA 9.7.9.25.3 and 9.7.13.15.15).
+"""Non-bulk asynchronous copies ("cp.async", PTX ISA 9.7.9.25.3; arrivals, 9.7.13.15.15).
 
-The copies of one instruction are one operation for all lanes; its steps move some lanes' bytes each.
+The copies of one instruction are one operation for all lanes; each of its steps moves the bytes of
+some lanes.
 """
 
 from __future__ import annotations

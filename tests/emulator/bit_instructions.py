@@ -191,6 +191,8 @@ def compile_fns(op: Decoder) -> Closure:
     op.one_of("b32")
 
     def find_one(mask: int, base: int, offset: int) -> int:
+        if base > 31:
+            return 0xFFFFFFFF  # "undefined"; what an H200 gives
         if offset == 0:
             return base if mask >> base & 1 else 0xFFFFFFFF
         positions = range(base, 32) if offset > 0 else range(base, -1, -1)
@@ -198,7 +200,7 @@ def compile_fns(op: Decoder) -> Closure:
         return hits[abs(offset) - 1] if len(hits) >= abs(offset) else 0xFFFFFFFF
 
     def find(mask: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.ndarray:
-        rows = zip(mask.tolist(), (base & 31).tolist(), offset.tolist(), strict=True)
+        rows = zip(mask.tolist(), base.tolist(), offset.tolist(), strict=True)
         return np.array([find_one(*row) for row in rows], np.uint32)
 
     sources = op.source(1, np.uint32), op.source(2, np.uint32), op.source(3, np.int32)
@@ -309,31 +311,46 @@ def compile_prmt(op: Decoder) -> Closure:
     return apply_function(permute, result, low, high, op.source(selector, np.uint32))
 
 
+_FIRST_BYTES = np.arange(0, 256, 8)[:, None]  # of each lane's eight
+_NIBBLES = np.arange(0, 16, 4, dtype=np.uint32)
+_SIGNS = np.uint32(0x8888)
+
+
+def _eight_bytes(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The bytes of `{b, a}` of all lanes, one after another."""
+    both = np.empty((32, 2), np.uint32)
+    both[:, 0] = a
+    both[:, 1] = b
+    return both.view(np.uint8).reshape(-1)
+
+
+def _replicate_signs(chosen: np.ndarray, signs: np.ndarray) -> np.ndarray:
+    """Bytes that are replaced by copies of their sign where `signs` says so."""
+    return np.where(signs, (chosen >= 0x80) * np.uint8(0xFF), chosen)
+
+
 def _picker(selector: int) -> Arrays:
     """The permutation by a constant selector."""
-    picks = [selector >> (4 * place) & 0xF for place in range(4)]
-    order = np.array([pick & 7 for pick in picks])
-    signs = np.array([bool(pick & 8) for pick in picks])
+    picks = np.array([selector >> (4 * place) & 0xF for place in range(4)])
+    order = _FIRST_BYTES + (picks & 7)
+    signs = (picks & 8) != 0
 
     def pick(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        both = np.stack((a, b), 1).view(np.uint8)
-        return both.take(order, 1).view(np.uint32)[:, 0]
+        return _eight_bytes(a, b).take(order).view(np.uint32)[:, 0]
 
     def pick_signs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        both = np.stack((a, b), 1).view(np.uint8)
-        chosen = both.take(order, 1)
-        replicated = np.where(chosen & 0x80, 0xFF, 0).astype(np.uint8)
-        return np.where(signs, replicated, chosen).view(np.uint32)[:, 0]
+        chosen = _eight_bytes(a, b).take(order)
+        return _replicate_signs(chosen, signs).view(np.uint32)[:, 0]
 
     return pick_signs if signs.any() else pick
 
 
 def _permute_by_selector(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
-    both = np.stack((a, b), 1).view(np.uint8)
-    picks = (selector[:, None] >> np.arange(0, 16, 4, dtype=np.uint32)).astype(np.int64) & 0xF
-    chosen = np.take_along_axis(both, picks & 7, 1)
-    replicated = np.where(chosen & 0x80, 0xFF, 0).astype(np.uint8)
-    return np.where(picks & 8, replicated, chosen).view(np.uint32)[:, 0]
+    picks = selector[:, None] >> _NIBBLES
+    chosen = _eight_bytes(a, b).take((picks & np.uint32(7)) + _FIRST_BYTES)
+    if any((selector & _SIGNS).tobytes()):
+        chosen = _replicate_signs(chosen, (picks & np.uint32(8)) != 0)
+    return chosen.view(np.uint32)[:, 0]
 
 
 def _permute_by_mode(mode: str) -> Arrays:
@@ -349,8 +366,7 @@ def _permute_by_mode(mode: str) -> Arrays:
     table = np.array(tables[mode])
 
     def permute(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
-        both = np.stack((a, b), 1).view(np.uint8)
-        picks = table[selector & np.uint32(3)]
-        return np.take_along_axis(both, picks, 1).view(np.uint32)[:, 0]
+        picks = table[selector & np.uint32(3)] + _FIRST_BYTES
+        return _eight_bytes(a, b).take(picks).view(np.uint32)[:, 0]
 
     return permute

@@ -62,6 +62,7 @@ def _float_to_float(op: Decoder, to: FloatFormat, source: FloatFormat, ftz: bool
 
     def convert(bits: np.ndarray) -> np.ndarray:
         values = source.decode(bits)
+        nan = np.isnan(values)
         if ftz and source.name == "f32":
             values = flush(values)
         if to_integer != "none":
@@ -71,12 +72,49 @@ def _float_to_float(op: Decoder, to: FloatFormat, source: FloatFormat, ftz: bool
         if saturates:
             values = np.where(values > 0, np.minimum(values, 1.0), 0.0)
         if relu:
-            values = np.where(values < 0, 0.0, values)
+            values = np.where(values <= 0, 0.0, values)
         if ftz and to.name == "f32":
             values = flush(values)
-        return to.encode(values)
+        encoded = to.encode(values)
+        if saturates or not nan.any():
+            return encoded
+        payload = nan_bits(bits, to, source, mode, finite)
+        return encoded if payload is None else np.where(nan, payload, encoded)
 
     return convert
+
+
+def nan_bits(
+    bits: np.ndarray, to: FloatFormat, source: FloatFormat, mode: str, finite: bool
+) -> np.ndarray | None:
+    """What an SM90 makes of NaN where that is not the canonical one, found on an H200.
+
+    The ISA only says NaN. Conversions to or from FP64, and from BF16 to FP32, keep the sign and what
+    fits of the payload.
+    """
+    if (source.name, to.name) == ("bf16", "f32"):
+        return bits.astype(np.uint32) << np.uint32(16)
+    if to is TF32:
+        if mode == "rna":
+            # Rounded like a number; what is then infinite or NaN steps down.
+            rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+            return rounded - np.uint32(0x2000) if finite else rounded
+        return np.full_like(bits, 0x7FFFE000)
+    if "f64" not in (source.name, to.name) or source.name == to.name:
+        return None
+    wide = bits.astype(np.uint64)
+    shift = np.uint64(abs(to.mantissa_bits - source.mantissa_bits))
+    payload = wide & np.uint64((1 << source.mantissa_bits) - 1)
+    payload = payload << shift if to.name == "f64" else payload >> shift
+    sign = wide >> np.uint64(source.bits - 1) << np.uint64(to.bits - 1)
+    exponent = ((1 << (to.bits - 1 - to.mantissa_bits)) - 1) << to.mantissa_bits
+    quiet = 1 << (to.mantissa_bits - 1)
+    return (sign | payload | np.uint64(exponent | quiet)).astype(UNSIGNED[to.bits])
+
+
+def integer_limits(bits: int, signed: bool) -> tuple[int, int]:
+    """The smallest and the largest integer of a type."""
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
 
 
 def _float_to_integer(op: Decoder, to_type: str, source: FloatFormat, ftz: bool) -> Arrays:
@@ -156,17 +194,17 @@ def _integer_to_integer(op: Decoder, to_type: str, from_type: str) -> Arrays:
 def compile_cvt_pack(op: Decoder) -> Closure:
     """Two integers clamped to a short type, below the low bits of a third operand."""
     op.one_of("sat")
-    names = [op.type() for _ in range(sum(name in TYPE_BITS for name in op.modifiers))]
+    name = op.one_of("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2")
+    op.one_of("s32")
     operands = op.expect_operands(3, 4)
-    if names[1] != "s32" or len(names) != operands - 1 or TYPE_BITS[names[0]] > 16:
+    if (operands == 4) != op.flag("b32") or (operands == 3) != name.endswith("16"):
         raise op.unsupported()
-    bits, dtype = TYPE_BITS[names[0]], integer_type(names[0])
-    limits = np.iinfo(dtype)
+    bits = int(name[1:])
+    lowest, highest = integer_limits(bits, is_signed(name))
 
     def pack(a: np.ndarray, b: np.ndarray, *above: np.ndarray) -> np.ndarray:
-        parts = [np.clip(value, limits.min, limits.max).astype(dtype) for value in (b, a)]
-        low, high = (p.view(UNSIGNED[bits]).astype(np.uint32) for p in parts)
-        packed = low | high << np.uint32(bits)
+        low, high = (np.clip(value, lowest, highest) & ((1 << bits) - 1) for value in (b, a))
+        packed = (low | high << bits).astype(np.uint32)
         return packed | above[0] << np.uint32(2 * bits) if above else packed
 
     sources = [op.source(1, np.int32), op.source(2, np.int32)]

@@ -21,9 +21,9 @@ def apply_ufunc(ufunc: Callable[..., np.ndarray], result: int, *sources: int) ->
         def run_unary(warp: Warp, mask: Mask) -> None:
             slots = warp.slots
             if mask is None:
-                ufunc(slots[only], slots[result])
+                ufunc(slots[only], out=slots[result])
             else:
-                ufunc(slots[only], slots[result], where=mask)
+                ufunc(slots[only], out=slots[result], where=mask)
 
         return run_unary
     first, second = sources
@@ -31,9 +31,9 @@ def apply_ufunc(ufunc: Callable[..., np.ndarray], result: int, *sources: int) ->
     def run_binary(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
         if mask is None:
-            ufunc(slots[first], slots[second], slots[result])
+            ufunc(slots[first], slots[second], out=slots[result])
         else:
-            ufunc(slots[first], slots[second], slots[result], where=mask)
+            ufunc(slots[first], slots[second], out=slots[result], where=mask)
 
     return run_binary
 

@@ -6,14 +6,14 @@ within every error bound that the ISA states, but not always what a GPU gives.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .elementwise import apply_function, apply_ufunc, write
+from .double_precision import compile_double
+from .elementwise import apply_function, write
 from .float_rounding import F16, F32, F64, FORMATS, FloatFormat, add_to_odd, flush
 from .registry import Closure, Decoder, Mask, instruction
 
@@ -46,24 +46,24 @@ class Kind:
                 np.uint16 if self.format.bits == 16 else np.uint32
             )
         decoded = self.format.decode(bits)
-        return flush(decoded) if self.ftz and self.format is F32 else decoded
+        return flush(decoded, self.format.minimum_exponent) if self.ftz else decoded
 
     def bits(self, values: np.ndarray) -> np.ndarray:
         """Registers of values of the format."""
-        if self.ftz and self.format is F32:
-            values = flush(values)
+        if self.ftz:
+            values = flush(values, self.format.minimum_exponent)
         return self.format.encode(values).view(self.dtype)
 
 
 def take_kind(op: Decoder) -> Kind:
-    """Take the type and `.ftz`. On FP16 `.ftz` flushes subnormal halves, which is not here."""
+    """Take the type and `.ftz`."""
     ftz = op.flag("ftz")
     name = op.type()
     pair = name.endswith("x2")
     float_format = FORMATS.get(name.removesuffix("x2"))
     if float_format is None or float_format.name == "tf32":
         raise op.unsupported("no float type")
-    if ftz and float_format is not F32:
+    if ftz and float_format not in (F32, F16):
         raise op.unsupported(f".ftz of {name}")
     return Kind(float_format, 2 if pair else 1, ftz)
 
@@ -91,21 +91,18 @@ def compile_general(op: Decoder, kind: Kind, exact: Arrays, mode: str, operands:
         if saturate:
             rounded = np.where(rounded > 0, np.minimum(rounded, 1.0), 0.0)
         if relu:
-            rounded = np.where(rounded < 0, 0.0, rounded)
+            rounded = np.where(rounded <= 0, 0.0, rounded)
         return kind.bits(rounded)
 
     sources = [op.source(index, kind.dtype) for index in range(1, operands)]
     return apply_function(function, op.destination(0, kind.dtype), *sources)
 
 
-def _compile_native(op: Decoder, ufunc: np.ufunc, dtype: type) -> Closure:
-    """An operation on two FP32 or FP64 to nearest even, which numpy rounds the same way."""
+def _compile_single(op: Decoder, ufunc: np.ufunc) -> Closure:
+    """An operation on two FP32 to nearest even, which numpy rounds the same way."""
     op.expect_operands(3)
-    first, second = op.source(1, dtype), op.source(2, dtype)
-    result = op.destination(0, dtype)
-    if dtype is np.float64:
-        return apply_ufunc(ufunc, result, first, second)
-    bits = op.destination(0, np.uint32)
+    first, second = op.source(1, np.float32), op.source(2, np.float32)
+    result, bits = op.destination(0, np.float32), op.destination(0, np.uint32)
 
     def run(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
@@ -114,25 +111,17 @@ def _compile_native(op: Decoder, ufunc: np.ufunc, dtype: type) -> Closure:
         else:
             value = ufunc(slots[first], slots[second])
         nan = np.isnan(value)
-        write_single(warp, bits, mask, value, nan)
+        if nan.tobytes() != _NO_LANE:
+            write(warp, bits, mask, np.where(nan, np.uint32(0x7FFFFFFF), value.view(np.uint32)))
+        elif mask is not None:
+            write(warp, result, mask, value)
 
     return run
 
 
-def write_single(warp: Warp, bits: int, mask: Mask, value: np.ndarray, nan: np.ndarray) -> None:
-    """Give lanes FP32 results; NaN becomes the canonical one."""
-    pattern = value.view(np.uint32)
-    if nan.tobytes() != _NO_LANE:
-        pattern = np.where(nan, np.uint32(0x7FFFFFFF), pattern)
-    elif mask is None and value is warp.slots[bits]:
-        return
-    write(warp, bits, mask, pattern)
-
-
 def _is_plain(op: Decoder, mode: str, kind: Kind) -> bool:
-    """Whether numpy's own operation is the instruction's."""
-    modifiers = set(op.modifiers) & {"sat", "relu"}
-    return mode == "rn" and not kind.ftz and not modifiers and kind.format in (F32, F64)
+    """Whether an operation is to nearest even without any clamping or flushing."""
+    return mode == "rn" and not kind.ftz and not {"sat", "relu"} & set(op.modifiers)
 
 
 def compile_add_sub(op: Decoder, ufunc: np.ufunc) -> Closure:
@@ -141,13 +130,12 @@ def compile_add_sub(op: Decoder, ufunc: np.ufunc) -> Closure:
     if _mixed_types(op):
         raise op.unsupported("mixed precision")
     kind = take_kind(op)
-    if kind.count == 1 and _is_plain(op, mode, kind):
-        return _compile_native(op, ufunc, np.float32 if kind.format is F32 else np.float64)
+    if kind.format is F32 and kind.count == 1 and _is_plain(op, mode, kind):
+        return _compile_single(op, ufunc)
+    sign = 1 if ufunc is np.add else -1
     if kind.format is F64:
-        raise op.unsupported("directed rounding of f64")
-    if ufunc is np.add:
-        return compile_general(op, kind, add_to_odd, mode, 3)
-    return compile_general(op, kind, lambda a, b: add_to_odd(a, -b), mode, 3)
+        return compile_double(op, mode, lambda a, b: a + sign * b, ufunc, 3)
+    return compile_general(op, kind, lambda a, b: add_to_odd(a, sign * b), mode, 3)
 
 
 def _mixed_types(op: Decoder) -> bool:
@@ -159,12 +147,12 @@ def compile_mul(op: Decoder) -> Closure:
     """`mul` of floats."""
     mode = _take_rounding(op)
     kind = take_kind(op)
-    if kind.count == 1 and _is_plain(op, mode, kind):
-        return _compile_native(op, np.multiply, np.float32 if kind.format is F32 else np.float64)
-    if kind.format is F16 and mode == "rn" and not {"sat", "relu"} & set(op.modifiers):
+    if kind.format is F32 and kind.count == 1 and _is_plain(op, mode, kind):
+        return _compile_single(op, np.multiply)
+    if kind.format is F16 and _is_plain(op, mode, kind):
         return _compile_half_product(op, kind)
     if kind.format is F64:
-        raise op.unsupported("directed rounding of f64")
+        return compile_double(op, mode, lambda a, b: a * b, np.multiply, 3)
     # Products of FP32 and shorter are exact in float64.
     return compile_general(op, kind, np.multiply, mode, 3)
 
@@ -196,7 +184,7 @@ def compile_fma(op: Decoder) -> Closure:
     if op.flag("oob"):
         raise op.unsupported()
     if kind.format is F64:
-        return _compile_fma_double(op, mode)
+        return compile_double(op, mode, lambda a, b, c: a * b + c, None, 4)
     return compile_general(op, kind, lambda a, b, c: add_to_odd(a * b, c), mode, 4)
 
 
@@ -205,43 +193,13 @@ def compile_mad(op: Decoder) -> Closure:
     return compile_fma(op)
 
 
-def _compile_fma_double(op: Decoder, mode: str) -> Closure:
-    """FP64: in exact integer arithmetic, lane by lane."""
-    if mode != "rn":
-        raise op.unsupported("directed rounding of f64")
-    op.expect_operands(4)
-
-    def function(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        rows = zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
-        return np.array([_fma_double(*row) for row in rows])
-
-    sources = [op.source(index, np.float64) for index in (1, 2, 3)]
-    return apply_function(function, op.destination(0, np.float64), *sources)
-
-
-def _fma_double(a: float, b: float, c: float) -> float:
-    """`a * b + c` rounded once, to nearest even."""
-    if not (math.isfinite(a) and math.isfinite(b) and math.isfinite(c)) or a == 0 or b == 0:
-        return float(np.float64(a) * np.float64(b) + np.float64(c))
-    (a_top, a_bottom), (b_top, b_bottom) = a.as_integer_ratio(), b.as_integer_ratio()
-    c_top, c_bottom = c.as_integer_ratio()
-    top = a_top * b_top * c_bottom + c_top * a_bottom * b_bottom
-    # Division of integers rounds to nearest even.
-    try:
-        return top / (a_bottom * b_bottom * c_bottom) if top else math.copysign(0.0, a * b + c)
-    except OverflowError:
-        return math.copysign(math.inf, top)
-
-
 def compile_div(op: Decoder) -> Closure:
     """`div` of floats."""
     mode = op.one_of("approx", "full", *_ROUNDING)
     mode = "rn" if mode in ("approx", "full") else mode
     kind = take_kind(op)
     if kind.format is F64:
-        if mode != "rn":
-            raise op.unsupported("directed rounding of f64")
-        return _compile_native(op, np.divide, np.float64)
+        return compile_double(op, mode, lambda a, b: a / b, np.divide, 3)
     # A quotient of 24-bit numbers is further from any FP32, or middle of two, than the error of
     # float64, unless it is one.
     return compile_general(op, kind, np.divide, mode, 3)
@@ -259,6 +217,20 @@ _UNARY: dict[str, Arrays] = {
 }
 
 
+@instruction("rcp.approx.ftz.f64")
+def compile_gross_reciprocal(op: Decoder) -> Closure:
+    """A start for Newton's method: the low words of operand and result count as zero."""
+    op.expect_operands(2)
+    high = np.uint64(0xFFFFFFFF << 32)
+
+    def function(bits: np.ndarray) -> np.ndarray:
+        values = flush((bits & high).view(np.float64), F64.minimum_exponent)
+        reciprocal = flush(1.0 / values, F64.minimum_exponent)
+        return reciprocal.view(np.uint64) & high
+
+    return apply_function(function, op.destination(0, np.uint64), op.source(1, np.uint64))
+
+
 @instruction(*_UNARY)
 def compile_unary(op: Decoder) -> Closure:
     """Reciprocals, roots and transcendental functions."""
@@ -272,7 +244,7 @@ def compile_unary(op: Decoder) -> Closure:
 
 
 def compile_sign(op: Decoder, name: str) -> Closure:
-    """`abs` and `neg`: only the sign bit changes."""
+    """`abs` and `neg`: only the sign bit changes, but NaN becomes the canonical one."""
     kind = take_kind(op)
     op.expect_operands(2)
     bits = kind.format.bits
@@ -280,9 +252,10 @@ def compile_sign(op: Decoder, name: str) -> Closure:
     constant = kind.dtype(sign)
 
     def change(a: np.ndarray) -> np.ndarray:
-        if kind.ftz:
-            a = flush(a.view(np.float32)).view(np.uint32)
-        return a ^ constant if name == "neg" else a & ~constant
+        if kind.format is not F64:
+            a = kind.bits(kind.values(a))
+        changed = a ^ constant if name == "neg" else a & ~constant
+        return changed if kind.format is F64 else kind.bits(kind.values(changed))
 
     return apply_function(change, op.destination(0, kind.dtype), op.source(1, kind.dtype))
 
@@ -314,7 +287,8 @@ def compile_testp(op: Decoder) -> Closure:
         "infinite": np.isinf,
         "number": lambda a: ~np.isnan(a),
         "notanumber": np.isnan,
-        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= smallest),
+        # "Positive and negative zero are considered normal numbers."
+        "normal": lambda a: np.isfinite(a) & ((np.abs(a) >= smallest) | (a == 0)),
         "subnormal": lambda a: (a != 0) & (np.abs(a) < smallest),
     }
     return apply_function(

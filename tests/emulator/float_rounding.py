@@ -145,8 +145,9 @@ def add_to_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return to_odd(total, (a - (total - part)) + (b - part))
 
 
-def flush(values: np.ndarray, smallest: float = float.fromhex("0x1p-126")) -> np.ndarray:
-    """Subnormal FP32 numbers made zeros of the same sign (`.ftz`)."""
+def flush(values: np.ndarray, minimum_exponent: int = -126) -> np.ndarray:
+    """Subnormal numbers of a format (FP32) made zeros of the same sign (`.ftz`)."""
+    smallest = 2.0**minimum_exponent
     return np.where(np.abs(values) < smallest, np.copysign(0.0, values), values).astype(
         values.dtype
     )

@@ -154,19 +154,22 @@ def _mad_high(op: Decoder, type_name: str) -> Closure:
 
 @instruction("mul24", "mad24")
 def compile_24_bit(op: Decoder) -> Closure:
-    """Products of the low 24 bits; only their low words."""
-    op.one_of("lo")
+    """Products of the low 24 bits: bits 0 to 31, or 16 to 47, of 48."""
+    high = op.one_of("lo", "hi") == "hi"
+    saturates = op.flag("sat")
     type_name = op.type()
-    if type_name not in ("u32", "s32"):
+    if type_name not in ("u32", "s32") or saturates:
         raise op.unsupported()
-    shift = integer_type(type_name)(8)
+    dtype = integer_type(type_name)
+    shift = dtype(8)
 
-    def narrow(value: np.ndarray) -> np.ndarray:
-        return (value << shift) >> shift
+    def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a, b = ((value << shift >> shift).astype(np.int64) for value in (a, b))
+        return (a * b >> (16 if high else 0)).astype(dtype)
 
     if op.instruction.parts[0] == "mul24":
-        return compile_elementwise(op, lambda a, b: narrow(a) * narrow(b), type_name, 3)
-    return compile_elementwise(op, lambda a, b, c: narrow(a) * narrow(b) + c, type_name, 4)
+        return compile_elementwise(op, product, type_name, 3)
+    return compile_elementwise(op, lambda a, b, c: product(a, b) + c, type_name, 4)
 
 
 def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -108,11 +108,10 @@ class LaunchRecorder:
 def _start(device: Device, folder: Path) -> None:
     """Make this process one that sees the stand-in's device."""
     global _session
-    early = {"cuda.bindings.driver", "cutlass", "sdsa_kernels.cute_scores"} & set(sys.modules)
-    if early:
+    if "cutlass" in sys.modules:
         raise RuntimeError(
-            f"{', '.join(sorted(early))} came into the recorder's process before the stand-in: the "
-            "main module must not import it"
+            "CuTe DSL came into the recorder's process before its settings: the main module must "
+            "not import it"
         )
     major, minor = device.capability
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch must not look for devices of its own

@@ -1,9 +1,12 @@
 """`mma.sync` ("mma", PTX ISA 9.7.14.5).
 
 All shapes place their elements by one rule. With e elements in a 32-bit register, lane `4 * g + t`
-holds of A in register r the elements `(r // s) * 4 * e + t * e + i` of row `g + 8 * (r % s)`, where s
-is 2 for 16 rows and 1 for 8; of B in register r the elements `r * 4 * e + t * e + i` of column g; of
-C and D elements `2 * t` and `2 * t + 1` of row g, then of row g + 8.
+holds
+
+* of A in register r the elements `(r // s) * 4 * e + t * e + i` of row `g + 8 * (r % s)`, where s is
+  2 for 16 rows and 1 for 8;
+* of B in register r the elements `r * 4 * e + t * e + i` of column g;
+* of C and D elements `2 * t` and `2 * t + 1` of row g, then of row g + 8.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import numpy as np
 
 from . import number_formats
 from .convergence import aligned
-from .float_rounding import F16, F32
+from .float_rounding import F16, F32, add_to_odd
 from .number_formats import Format
 from .ptx_types import UNSIGNED
 from .registry import Closure, Decoder, Mask, instruction
@@ -51,11 +54,12 @@ _BITS = {
     "s4": 4,
     "u4": 4,
 }
+# Formats, and the exponent of the smallest normal number of the format that is multiplied.
 _FLOATS: dict[str, tuple[Format, int]] = {
     "f16": (number_formats.F16, -14),
     "bf16": (number_formats.BF16, -126),
     "tf32": (number_formats.TF32, -126),
-    "e4m3": (number_formats.E4M3, -6),
+    "e4m3": (number_formats.E4M3, -14),
     "e5m2": (number_formats.E5M2, -14),
 }
 
@@ -152,9 +156,16 @@ class Multiplication:
 
     def float_result(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         """D from codes of A and B and the values of C, all float64."""
-        (a_format, a_minimum), (b_format, _) = _FLOATS[self.a_type], _FLOATS[self.b_type]
+        (a_format, minimum), (b_format, _) = _FLOATS[self.a_type], _FLOATS[self.b_type]
+        left, right = a_format.decode(a), b_format.decode(b)
         rule = HOPPER[self.a_type]
-        return accumulate(a_format.decode(a), b_format.decode(b), c, a_minimum, rule)
+        if self.shape.bits > 8:
+            return accumulate(left, right, c, minimum, rule)
+        # SM90 converts FP8 to FP16, the lower halves of registers first, and adds C in the end.
+        columns = np.arange(self.shape.k)
+        order = np.concatenate((columns[columns % 4 < 2], columns[columns % 4 >= 2]))
+        products = accumulate(left[:, order], right[order], np.zeros_like(c), minimum, rule)
+        return F32.round(add_to_odd(products, c))
 
     def integer_result(
         self, a: np.ndarray, b: np.ndarray, c: np.ndarray, saturate: bool

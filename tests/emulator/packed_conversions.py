@@ -105,7 +105,7 @@ def compile_packed(op: Decoder, to_type: str, from_type: str) -> Closure:
         # [32, 2] values: low part, high part.
         values = decode(*[slots[source] for source in sources])
         if relu:
-            values = np.where(values < 0, 0.0, values)
+            values = np.where(values <= 0, 0.0, values)
         codes = encode(values).astype(np.uint32)
         write(warp, result, mask, codes[:, 0] | codes[:, 1] << np.uint32(bits))
 

@@ -22,34 +22,40 @@ if TYPE_CHECKING:
 LANES = 32
 
 
+# Makes the lanes of a slot that is no register.
+Make = Callable[["Warp"], np.ndarray]
+
+
 class Slots:
     """The slots of one program; `create` makes a warp's arrays."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple, int] = {}
-        self._makers: list[Callable[[dict[str, np.ndarray], Warp], np.ndarray]] = []
-        self._registers: dict[str, type] = {}
+        # What each slot is: a view of a register, or made by a function.
+        self._slots: list[tuple[str, type, int] | Make] = []
+        self._places: dict[str, tuple[int, int]] = {}  # of registers: first byte, bytes
+        self._predicates: dict[str, int] = {}
+        self._register_bytes = 0
 
-    def _add(
-        self, key: tuple | None, make: Callable[[dict[str, np.ndarray], Warp], np.ndarray]
-    ) -> int:
+    def _add(self, key: tuple | None, slot: tuple[str, type, int] | Make) -> int:
         if key is not None and key in self._numbers:
             return self._numbers[key]
-        number = len(self._makers)
-        self._makers.append(make)
+        number = len(self._slots)
+        self._slots.append(slot)
         if key is not None:
             self._numbers[key] = number
         return number
 
     def register(self, register: Register, dtype: type) -> int:
         """A register's lanes as `dtype`, of its width or the low part of it."""
-        stored = bits_type(register.type)
-        name = register.name
-        self._registers[name] = stored
-        parts = np.dtype(stored).itemsize // np.dtype(dtype).itemsize
-        return self._add(
-            (name, dtype), lambda registers, warp: registers[name].view(dtype)[::parts]
-        )
+        name, stored = register.name, np.dtype(bits_type(register.type))
+        if stored == np.bool_:
+            self._predicates.setdefault(name, len(self._predicates))
+        elif name not in self._places:
+            size = stored.itemsize * LANES
+            self._places[name] = self._register_bytes, size
+            self._register_bytes += size
+        return self._add((name, dtype), (name, dtype, stored.itemsize // np.dtype(dtype).itemsize))
 
     def constant(self, value: int | float, dtype: type) -> int:
         """A constant; integers wrap around to the type's width."""
@@ -60,7 +66,7 @@ class Slots:
         else:
             lanes = np.full(LANES, value, dtype)
         lanes.flags.writeable = False
-        return self._add(("constant", lanes.tobytes(), dtype), lambda registers, warp: lanes)
+        return self._add(("constant", lanes.tobytes(), dtype), lambda warp: lanes)
 
     def special(self, name: str, dtype: type, op: Decoder) -> int:
         """A special register that is constant for a warp."""
@@ -68,28 +74,35 @@ class Slots:
         if value is None:
             raise op.unsupported(f"special register {name}")
         return self._add(
-            (name, dtype),
-            lambda registers, warp: np.broadcast_to(value(warp), LANES).astype(dtype),
+            (name, dtype), lambda warp: np.broadcast_to(value(warp), LANES).astype(dtype)
         )
 
     def temporary(self, dtype: type) -> int:
         """Lanes of one instruction's own."""
-        return self._add(None, lambda registers, warp: np.zeros(LANES, dtype))
+        return self._add(None, lambda warp: np.zeros(LANES, dtype))
 
     def shared(self, name: str, dtype: type) -> int:
         """Lanes that several instructions share, such as the carry bit."""
-        return self._add((name, dtype), lambda registers, warp: np.zeros(LANES, dtype))
+        return self._add((name, dtype), lambda warp: np.zeros(LANES, dtype))
 
     def sink(self, dtype: type) -> int:
         """Lanes that nobody reads."""
-        return self._add(("sink", dtype), lambda registers, warp: np.zeros(LANES, dtype))
+        return self._add(("sink", dtype), lambda warp: np.zeros(LANES, dtype))
 
     def create(self, warp: Warp, generator: np.random.Generator) -> list[np.ndarray]:
         """A warp's arrays; registers hold garbage until they are written."""
-        registers = {
-            name: generator.integers(0, 2, LANES).astype(bool)
-            if dtype is np.bool_
-            else generator.integers(0, np.iinfo(dtype).max, LANES, dtype, endpoint=True)
-            for name, dtype in self._registers.items()
-        }
-        return [make(registers, warp) for make in self._makers]
+        garbage = np.frombuffer(bytearray(generator.bytes(self._register_bytes)), np.uint8)
+        count = len(self._predicates)
+        flags = generator.integers(0, 2, (count, LANES), np.uint8).view(np.bool_)
+        registers = {name: flags[row] for name, row in self._predicates.items()}
+        for name, (start, size) in self._places.items():
+            registers[name] = garbage[start : start + size]
+        arrays = []
+        for slot in self._slots:
+            if isinstance(slot, tuple):
+                name, dtype, parts = slot
+                lanes = registers[name].view(dtype)
+                arrays.append(lanes if parts == 1 else lanes[::parts])
+            else:
+                arrays.append(slot(warp))
+        return arrays

@@ -30,7 +30,8 @@ from .kernel_image import (
 )
 from .recorded_launch import Device, Launch, MemoryRegion
 from .tensor_map import MAX_RANK, TensorMap
-from .tensor_map_form import pack, reason_refused
+from .tensor_map_form import pack
+from .tensor_map_rules import reason_refused
 
 DRIVER = "libcuda.so.1"
 CUTE_RUNTIME = "libcute_dsl_runtime.so"
@@ -432,7 +433,7 @@ class StandIn:
             promotion,
             fill,
         )
-        reason = reason_refused(tensor_map)
+        reason = reason_refused(tensor_map, self.device.capability)
         if reason:
             return self._refuse(_INVALID_VALUE, f"a tensor map is refused: {reason}")
         form = pack(tensor_map)

@@ -146,6 +146,14 @@ def _cell_rows(cta: Cta) -> np.ndarray:
     return cta.shared.storage.reshape(-1, CELL)
 
 
+def _shared_box(cta: Cta, tensor: TensorMap, start: int) -> tuple[Bytes, np.ndarray]:
+    """The bytes of a box in shared memory, and where in them each of its 16-byte cells is."""
+    cells = tensor.shared_cells(start).reshape(-1)
+    if tensor.shared_pitch == tensor.row_bytes:
+        return cta.shared.range(start, tensor.box_bytes), (cells - start) // CELL
+    return cta.shared.bytes_at(cells[:, None] + np.arange(CELL)), np.arange(len(cells))
+
+
 @instruction("cp.async.bulk.tensor")
 def compile_tensor(op: Decoder) -> Closure:
     """Copies between global tensors and boxes in shared memory."""
@@ -185,7 +193,7 @@ def _start_load(warp: Warp, name: str, to: int, tensor: TensorMap, box: Box, bar
         raise UnsupportedInstruction(f"{name}: filling with NaN")
     cta = warp.cta
     source = _GlobalBox(cta, box)
-    target = cta.shared.range(to, tensor.box_bytes)
+    target, _ = _shared_box(cta, tensor, to)
     rows = ((tensor.shared_cells(to) - cta.shared.origin) // CELL).reshape(-1)
 
     def move(piece: slice) -> Callable[[], None]:
@@ -229,7 +237,10 @@ def _start_store(
     tensor.check_shared_address(start)
     cta = warp.cta
     place = _GlobalBox(cta, box)
-    order = ((tensor.shared_cells(start) - start) // CELL).reshape(-1)
+    if box.starts_before:
+        # The ISA does not say so, but an H200 stops with an illegal instruction (recorded).
+        raise TensorMapError("a box must not be written at negative coordinates")
+    source, order = _shared_box(cta, tensor, start)
     targets: list[Bytes] = []
     store: Callable[[np.ndarray], None] = lambda data: None  # noqa: E731
     if not place.empty:
@@ -240,7 +251,6 @@ def _start_store(
         unswizzled = data.reshape(-1, CELL)[order]
         place.deliver(unswizzled.reshape(-1, tensor.row_bytes), store)
 
-    source = cta.shared.range(start, tensor.box_bytes)
     groups = cta.extension(BulkGroups)
     groups.submit(warp, threads, name, source, targets, deliver)
 

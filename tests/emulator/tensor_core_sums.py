@@ -2,10 +2,11 @@
 
 The ISA says only that sums of matrix multiplications have at least single precision, in any order.
 Published measurements of GPUs find one scheme (Khattak and Mikaitis, "Accurate Models of NVIDIA
-Tensor Cores", arXiv:2512.07004; Fasi et al., "Numerical behavior of NVIDIA tensor cores"): a block of products, exact, and the
-accumulator are aligned to the largest exponent among them, where a product's exponent is the sum of
-its factors' exponents; each is cut off some bits below, toward zero; the sum of these is exact, and
-is cut off to FP32, toward zero. Blocks follow each other in order of k.
+Tensor Cores", arXiv:2512.07004; Fasi et al., "Numerical behavior of NVIDIA tensor cores"): a block
+of products, exact, and the accumulator are aligned to the largest exponent among them, where a
+product's exponent is the sum of its factors' exponents; each is cut off some bits below, toward
+zero; the sum of these is exact, and is cut off to FP32, toward zero. Blocks follow each other in
+order of k.
 """
 
 from __future__ import annotations
@@ -25,13 +26,10 @@ class SumRule:
         Products that are added at a time.
     fraction_bits : int
         Bits that are kept below the largest exponent.
-    result_bits : int
-        Bits below the leading one of an FP32 result that are kept.
     """
 
     block: int
     fraction_bits: int
-    result_bits: int = 23
 
 
 # Of SM90, by the name of the operands' format.
@@ -39,8 +37,9 @@ HOPPER = {
     "f16": SumRule(16, 25),
     "bf16": SumRule(16, 25),
     "tf32": SumRule(8, 25),
-    "e4m3": SumRule(32, 13, 13),
-    "e5m2": SumRule(32, 13, 13),
+    # `mma.sync` multiplies FP8 as FP16.
+    "e4m3": SumRule(16, 25),
+    "e5m2": SumRule(16, 25),
 }
 
 _LOWEST_EXPONENT = -10000
@@ -96,15 +95,14 @@ def _add_block(
     scale = np.where(largest <= _LOWEST_EXPONENT // 2, 0, rule.fraction_bits - largest)
     terms = np.trunc(np.ldexp(finite, scale[:, None, :])).sum(1)
     terms += np.trunc(np.ldexp(accumulator, scale))
-    result = truncate(np.ldexp(terms, -scale), rule.result_bits)
+    result = truncate(np.ldexp(terms, -scale))
     if special.any():
         result = np.where(special, products.sum(1) + c, result)
     return result
 
 
-def truncate(values: np.ndarray, bits: int) -> np.ndarray:
-    """float64 values cut off to `bits` below the leading one, with FP32's exponents."""
+def truncate(values: np.ndarray) -> np.ndarray:
+    """float64 values cut off to FP32."""
     _, exponent = np.frexp(values)
-    quantum = np.maximum(exponent - 1, -126) - bits
-    quantum = np.maximum(quantum, -149)
+    quantum = np.maximum(exponent - 1, -126) - 23
     return np.ldexp(np.trunc(np.ldexp(values, -quantum)), quantum)

@@ -1,7 +1,7 @@
 """What a tensor map says: which bytes of global memory make up a box, and where they go.
 
 A tensor map is opaque in PTX; the emulator works from the arguments its maker passed to the driver.
-Sources: CUDA driver API, `cuTensorMapEncodeTiled` (its rules are in `tensor_map_form`); PTX ISA,
+Sources: CUDA driver API, `cuTensorMapEncodeTiled` (its rules are in `tensor_map_rules`); PTX ISA,
 "Tensor Access Modes", "Tiled Mode", "Swizzling Modes". Dimensions are listed innermost first,
 as the driver takes them.
 """
@@ -79,6 +79,8 @@ class Box:
         Bytes `[inner_start, inner_stop)` of a row lie inside the tensor.
     row_bytes : int
         Bytes of a row of the box.
+    starts_before : bool
+        Whether a coordinate is negative.
     """
 
     row_addresses: np.ndarray
@@ -86,6 +88,7 @@ class Box:
     inner_start: int
     inner_stop: int
     row_bytes: int
+    starts_before: bool
 
     @property
     def complete(self) -> bool:
@@ -165,30 +168,38 @@ class TensorMap:
         """Bytes of a box in shared memory; also its `complete_tx` count."""
         return self.row_bytes * prod(self.loaded[1:])
 
+    @property
+    def shared_pitch(self) -> int:
+        """Bytes from a row to the next in shared memory.
+
+        Rows that are narrower than the span of their swizzling leave the rest of it alone: so an
+        H200 does (recorded); the ISA does not say.
+        """
+        return self.swizzling.span or self.row_bytes
+
     def check_supported(self) -> None:
         """Refuse maps that the driver makes but the emulator does not implement.
 
         Raises
         ------
         UnsupportedInstruction
-            Interleaving, a padded or flushed type, the 8-byte flip, or rows that are narrower than
-            the span of their swizzling.
+            Interleaving, a padded or flushed type, or the 8-byte flip.
         """
         if self.interleave != 0:
             raise UnsupportedInstruction(f"tensor map of interleave {self.interleave}")
-        span = self.swizzling.span
-        if self.row_bytes < span and prod(self.loaded[1:]) > 1:
-            raise UnsupportedInstruction(
-                f"tensor map with rows of {self.row_bytes} bytes, fewer than its swizzle's {span}"
-            )
+        _ = self.element_bits, self.swizzling  # these refuse what they do not know
 
     def locate(self, coordinates: tuple[int, ...]) -> Box:
         """The bytes of the box that starts at `coordinates` (elements, innermost first)."""
         if len(coordinates) != self.rank:
             raise TensorMapError(f"{len(coordinates)} coordinates for a map of rank {self.rank}")
         bits = self.element_bits
-        if coordinates[0] * bits % 8:
-            raise UnsupportedInstruction(f"tensor copy at 4-bit coordinate {coordinates[0]}")
+        if coordinates[0] * bits % (8 * CELL):
+            # The ISA does not say so, but an H200 stops with an illegal instruction (recorded).
+            raise TensorMapError(
+                f"a box must start on a multiple of 16 bytes within a row, not at {coordinates[0]}"
+                f" elements of {bits} bits"
+            )
         start = coordinates[0] * bits // 8
         width = self.dimensions[0] * bits // 8
         addresses = np.array([self.address + start], np.int64)
@@ -200,7 +211,8 @@ class TensorMap:
             inside = inside[None, :] & fits[:, None]
             addresses, inside = addresses.ravel(), inside.ravel()
         stop = int(np.clip(width - start, 0, self.row_bytes))
-        return Box(addresses, inside, min(max(0, -start), stop), stop, self.row_bytes)
+        first = min(max(0, -start), stop)
+        return Box(addresses, inside, first, stop, self.row_bytes, min(coordinates) < 0)
 
     def shared_cells(self, address: int) -> np.ndarray:
         """Shared-memory addresses of the 16-byte cells of a box placed at `address`.
@@ -210,8 +222,8 @@ class TensorMap:
         np.ndarray
             int64 `[rows, row_bytes // 16]`.
         """
-        cells = address + np.arange(0, self.box_bytes, CELL, dtype=np.int64)
-        return self.swizzling.apply(cells).reshape(-1, self.row_bytes // CELL)
+        rows = address + np.arange(prod(self.loaded[1:]), dtype=np.int64) * self.shared_pitch
+        return self.swizzling.apply(rows[:, None] + np.arange(0, self.row_bytes, CELL))
 
     def check_shared_address(self, address: int) -> None:
         """Refuse a box address that tensor copies cannot use.

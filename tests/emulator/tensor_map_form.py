@@ -1,164 +1,121 @@
-"""Tensor maps as the driver makes them: which it refuses, and the 128 bytes that it writes.
+"""Tensor maps in the 128 bytes that the hardware reads, and back.
 
-The rules are those of the CUDA driver API reference, cuTensorMapEncodeTiled.
+The form is opaque to PTX and not documented. What is here was found from what the driver wrote on
+an H200 for maps that differ in one argument at a time (``probes/encodings.py``; the recorded forms
+are a test), and agrees with what host code compiled by CuTe DSL writes without the driver, for SM90
+and SM100. In 32-bit words, lower bits first:
+
+====== =====================================================================================
+0, 1   address
+2      0-3 kind, 4-6 rank - 1, 7-10 element type, 11-12 interleave, 13-14 swizzle, 15 fill,
+       16 tf32, 17-18 L2 promotion, 19-20 atomicity of the swizzle, 21 a hint
+3-6    strides / 16 of dimensions 1 to 4, their lower 32 bits
+7      their upper 4 bits each
+8-12   sizes - 1
+13     0-14 element strides - 1, 3 bits each; 24-31 box - 1 of dimension 0
+14     box - 1 of dimensions 1 to 4, 8 bits each
+====== =====================================================================================
+
+The driver leaves the kind 0, CuTe DSL writes 2; CuTe DSL also sets the hint, for large tensors.
+Words 16 to 31 are not read: CuTe DSL does not write them.
 """
 
 from __future__ import annotations
 
 import struct
 
-from .tensor_map import MAX_BOX, MAX_ELEMENT_STRIDE, MAX_RANK, DataType, TensorMap
-from .tensor_map_hardware import decode_hardware_form
+from .tensor_map import DataType, TensorMap
 
 MAP_BYTES = 128
-MAGIC = b"tiledmap"
-_FORM = struct.Struct("<8sQ5I4Q5H5B6B")  # sizes are stored less 1: they go up to 2^32
+_WORDS = struct.Struct("<16I")
+_KINDS = (0, 2)
 
-_NO_INTERLEAVE, _INTERLEAVE_32 = 0, 2
-_NO_SWIZZLE, _SWIZZLE_32, _SWIZZLE_64, _SWIZZLE_128 = 0, 1, 2, 3
-_SWIZZLE_128_ATOM_32, _SWIZZLE_128_ATOM_64 = 4, 6
-_SPANS = {_SWIZZLE_32: 32, _SWIZZLE_64: 64}  # 128 for every other swizzle
-_FILL_NAN = 1
-_PADDED = {DataType.U4_ALIGN_16B, DataType.U6_ALIGN_16B}
-_BITS = {
-    DataType.UINT8: 8,
-    DataType.UINT16: 16,
-    DataType.FLOAT16: 16,
-    DataType.BFLOAT16: 16,
-    DataType.UINT64: 64,
-    DataType.INT64: 64,
-    DataType.FLOAT64: 64,
-    DataType.U4_ALIGN_8B: 4,
-    DataType.U4_ALIGN_16B: 4,
-    DataType.U6_ALIGN_16B: 6,
-}  # 32 for every other type
-_FLOATS = {
-    DataType.FLOAT16,
-    DataType.FLOAT32,
-    DataType.FLOAT64,
-    DataType.BFLOAT16,
-    DataType.FLOAT32_FTZ,
-    DataType.TFLOAT32,
-    DataType.TFLOAT32_FTZ,
+# Element type and tf32 bit.
+_TYPES = {
+    DataType.UINT8: (0, 0),
+    DataType.UINT16: (1, 0),
+    DataType.UINT32: (2, 0),
+    DataType.INT32: (3, 0),
+    DataType.UINT64: (4, 0),
+    DataType.INT64: (5, 0),
+    DataType.FLOAT16: (6, 0),
+    DataType.FLOAT32: (7, 0),
+    DataType.FLOAT32_FTZ: (8, 0),
+    DataType.FLOAT64: (9, 0),
+    DataType.BFLOAT16: (10, 0),
+    DataType.U4_ALIGN_8B: (11, 0),
+    DataType.TFLOAT32: (7, 1),
+    DataType.TFLOAT32_FTZ: (8, 1),
 }
-_PADDED_SWIZZLES = {
-    DataType.U4_ALIGN_16B: {_NO_SWIZZLE, _SWIZZLE_128, _SWIZZLE_128_ATOM_32},
-    DataType.U6_ALIGN_16B: {_NO_SWIZZLE, _SWIZZLE_128, _SWIZZLE_128_ATOM_32, _SWIZZLE_128_ATOM_64},
-}
+_TYPES_BACK = {code: data_type for data_type, code in _TYPES.items()}
+
+# Swizzle and its atomicity, by CUtensorMapSwizzle.
+_SWIZZLES = {0: (0, 0), 1: (1, 0), 2: (2, 0), 3: (3, 0), 4: (3, 1), 5: (3, 2), 6: (3, 3)}
+_SWIZZLES_BACK = {code: swizzle for swizzle, code in _SWIZZLES.items()}
 
 
 def pack(tensor_map: TensorMap) -> bytes:
-    """The 128 bytes of a tensor map."""
-    missing = MAX_RANK - tensor_map.rank
-    ones = (1,) * missing
-    form = _FORM.pack(
-        MAGIC,
-        tensor_map.address,
-        *(size - 1 for size in (*tensor_map.dimensions, *ones)),
-        *(*tensor_map.strides, *(0,) * missing),
-        *(*tensor_map.box, *ones),
-        *(*tensor_map.element_strides, *ones),
-        tensor_map.data_type,
-        tensor_map.rank,
-        tensor_map.interleave,
-        tensor_map.swizzle,
-        tensor_map.l2_promotion,
-        tensor_map.oob_fill,
-    )
-    return form.ljust(MAP_BYTES, b"\0")
-
-
-def unpack(form: bytes) -> TensorMap:
-    """The tensor map in 128 bytes: in this form, or in that of the hardware.
+    """The 128 bytes of a tensor map.
 
     Raises
     ------
     ValueError
-        The bytes are not a tensor map.
-    UnsupportedInstruction
-        They are one of the hardware with fields that are not known.
+        The place of its element type in the form is not known.
+    """
+    data_type = DataType(tensor_map.data_type)
+    if data_type not in _TYPES:
+        raise ValueError(f"the form of a tensor map of {data_type.name} is not known")
+    code, tf32 = _TYPES[data_type]
+    swizzle, atomicity = _SWIZZLES[tensor_map.swizzle]
+    words = [0] * 16
+    words[0] = tensor_map.address & 0xFFFF_FFFF
+    words[1] = tensor_map.address >> 32
+    words[2] = (tensor_map.rank - 1) << 4 | code << 7 | tensor_map.interleave << 11
+    words[2] |= swizzle << 13 | tensor_map.oob_fill << 15 | tf32 << 16
+    words[2] |= tensor_map.l2_promotion << 17 | atomicity << 19
+    for axis, stride in enumerate(tensor_map.strides):
+        words[3 + axis] = stride >> 4 & 0xFFFF_FFFF
+        words[7] |= stride >> 36 << 4 * axis
+    for axis, size in enumerate(tensor_map.dimensions):
+        words[8 + axis] = size - 1
+        words[13] |= (tensor_map.element_strides[axis] - 1) << 3 * axis
+    words[13] |= (tensor_map.box[0] - 1) << 24
+    for axis, extent in enumerate(tensor_map.box[1:]):
+        words[14] |= (extent - 1) << 8 * axis
+    return _WORDS.pack(*words).ljust(MAP_BYTES, b"\0")
+
+
+def unpack(form: bytes) -> TensorMap:
+    """The tensor map in 128 bytes.
+
+    Raises
+    ------
+    ValueError
+        The bytes are not a tensor map, or not one of a kind that is known.
     """
     if len(form) != MAP_BYTES:
         raise ValueError(f"a tensor map has {MAP_BYTES} bytes, got {len(form)}")
-    if not form.startswith(MAGIC):
-        return decode_hardware_form(form)
-    _, address, *fields = _FORM.unpack_from(form)
-    data_type, rank, interleave, swizzle, promotion, fill = fields[19:]
+    words = _WORDS.unpack_from(form)
+    rank = (words[2] >> 4 & 7) + 1
+    element = (words[2] >> 7 & 15, words[2] >> 16 & 1)
+    swizzle = (words[2] >> 13 & 3, words[2] >> 19 & 3)
+    unused = (words[2] >> 22, words[13] >> 15 & 0x1FF, words[15])
+    known = element in _TYPES_BACK and swizzle in _SWIZZLES_BACK
+    if words[2] & 15 not in _KINDS or rank > 5 or not known or any(unused):
+        raise ValueError("not a tensor map: " + " ".join(f"{word:08x}" for word in words))
+    strides = (words[3 + axis] | (words[7] >> 4 * axis & 15) << 32 for axis in range(rank - 1))
     return TensorMap(
-        data_type,
-        address,
-        tuple(size + 1 for size in fields[0:rank]),
-        tuple(fields[5 : 5 + rank - 1]),
-        tuple(fields[9 : 9 + rank]),
-        tuple(fields[14 : 14 + rank]),
-        interleave,
-        swizzle,
-        promotion,
-        fill,
+        data_type=_TYPES_BACK[element],
+        address=words[0] | words[1] << 32,
+        dimensions=tuple(words[8 + axis] + 1 for axis in range(rank)),
+        strides=tuple(stride << 4 for stride in strides),
+        box=(
+            (words[13] >> 24) + 1,
+            *((words[14] >> 8 * axis & 0xFF) + 1 for axis in range(rank - 1)),
+        ),
+        element_strides=tuple((words[13] >> 3 * axis & 7) + 1 for axis in range(rank)),
+        interleave=words[2] >> 11 & 3,
+        swizzle=_SWIZZLES_BACK[swizzle],
+        l2_promotion=words[2] >> 17 & 3,
+        oob_fill=words[2] >> 15 & 1,
     )
-
-
-def reason_refused(tensor_map: TensorMap) -> str | None:
-    """Why the driver refuses a tensor map, None where it takes it."""
-    checks = (_refused_address, _refused_sizes, _refused_box, _refused_combination)
-    return next(filter(None, (check(tensor_map) for check in checks)), None)
-
-
-def _refused_address(given: TensorMap) -> str | None:
-    wide = given.interleave == _INTERLEAVE_32 or given.data_type in _PADDED
-    alignment = 32 if wide else 16
-    if given.address % alignment:
-        return f"the address must be aligned to {alignment} bytes, got {given.address:#x}"
-    for stride in given.strides:
-        if stride % alignment or not 0 <= stride < 2**40:
-            return f"strides must be multiples of {alignment} below 2^40 bytes, got {stride}"
-    return None
-
-
-def _refused_sizes(given: TensorMap) -> str | None:
-    if not 1 <= given.rank <= MAX_RANK:
-        return f"the rank must be 1 to {MAX_RANK}, got {given.rank}"
-    if given.interleave != _NO_INTERLEAVE and given.rank < 3:
-        return f"an interleaved map must have rank 3 to 5, got {given.rank}"
-    for size in given.dimensions:
-        if not 1 <= size <= 2**32:
-            return f"sizes must be 1 to 2^32, got {size}"
-    multiple = (
-        128 if given.data_type in _PADDED else 2 if given.data_type == DataType.U4_ALIGN_8B else 1
-    )
-    if given.dimensions[0] % multiple:
-        return f"the innermost size must be a multiple of {multiple}, got {given.dimensions[0]}"
-    return None
-
-
-def _refused_box(given: TensorMap) -> str | None:
-    for extent in given.box:
-        if not 1 <= extent <= MAX_BOX:
-            return f"a box must be 1 to {MAX_BOX} elements wide, got {extent}"
-    for step in given.element_strides:
-        if not 1 <= step <= MAX_ELEMENT_STRIDE:
-            return f"element strides must be 1 to {MAX_ELEMENT_STRIDE}, got {step}"
-    if given.data_type in _PADDED and given.box[0] != 128:
-        return f"the innermost box must be 128 elements, got {given.box[0]}"
-    if given.interleave != _NO_INTERLEAVE:
-        return None
-    inner = given.box[0] * _BITS.get(given.data_type, 32) / 8
-    if given.data_type not in _PADDED and inner % 16:
-        return f"the innermost box must be a multiple of 16 bytes, got {inner:g}"
-    span = _SPANS.get(given.swizzle, 128)
-    if given.swizzle != _NO_SWIZZLE and inner > span:
-        return f"the innermost box must be at most {span} bytes in this swizzle, got {inner:g}"
-    return None
-
-
-def _refused_combination(given: TensorMap) -> str | None:
-    if given.interleave == _INTERLEAVE_32 and given.swizzle != _SWIZZLE_32:
-        return f"a 32-byte interleave needs the 32-byte swizzle, got {given.swizzle}"
-    if given.data_type == DataType.U6_ALIGN_16B and given.interleave != _NO_INTERLEAVE:
-        return f"6-bit elements take no interleave, got {given.interleave}"
-    allowed = _PADDED_SWIZZLES.get(given.data_type)
-    if allowed is not None and given.swizzle not in allowed:
-        return f"{DataType(given.data_type).name} takes no swizzle {given.swizzle}"
-    if given.oob_fill == _FILL_NAN and given.data_type not in _FLOATS:
-        return f"only floats can be filled with NaN, got {DataType(given.data_type).name}"
-    return None

@@ -17,7 +17,7 @@ FIVE = TensorMap(
     BASE,
     dimensions=(24, 5, 4, 3, 2),
     strides=(64, 320, 1408, 4352),
-    box=(8, 4, 3, 2, 2),
+    box=(16, 4, 3, 2, 2),
     element_strides=(1, 2, 1, 1, 1),
 )
 PLANE = TensorMap(
@@ -51,7 +51,7 @@ def elements_of_box(tensor: TensorMap, start: tuple[int, ...]) -> list[int | Non
     return found
 
 
-STARTS = [(0, 0, 0, 0, 0), (20, 2, 2, 2, 1), (-3, -1, 1, -1, 0), (40, 0, 0, 0, 0), (8, 7, 0, 0, 0)]
+STARTS = [(0, 0, 0, 0, 0), (16, 2, 2, 2, 1), (-8, -1, 1, -1, 0), (40, 0, 0, 0, 0), (8, 7, 0, 0, 0)]
 
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
@@ -63,7 +63,7 @@ def test_a_box_holds_the_elements_that_loops_find(start: tuple[int, ...]) -> Non
             kept = inside and box.inner_start <= byte < box.inner_stop
             found.append(int(address) + byte if kept else None)
     assert found == elements_of_box(FIVE, start)
-    assert len(found) == FIVE.box_bytes == 8 * 2 * 2 * 3 * 2 * 2
+    assert len(found) == FIVE.box_bytes == 16 * 2 * 2 * 3 * 2 * 2
     assert box.complete == (None not in found)
 
 
@@ -80,16 +80,13 @@ def test_four_bit_elements_are_packed_in_pairs() -> None:
     packed = replace(PLANE, data_type=DataType.U4_ALIGN_8B, dimensions=(256, 300), box=(256, 16))
     assert packed.row_bytes == 128
     assert int(packed.locate((32, 1)).row_addresses[0]) == BASE + 128 + 16
-    assert packed.locate((250, 0)).inner_stop == 3
-    with pytest.raises(UnsupportedInstruction, match="4-bit coordinate 3"):
-        packed.locate((3, 0))
+    assert packed.locate((224, 0)).inner_stop == 16
 
 
 UNKNOWN = {
     "interleave": ({"interleave": 1}, "interleave 1"),
     "flip": ({"swizzle": 5}, "swizzle 5"),
     "padded": ({"data_type": DataType.U4_ALIGN_16B}, "data type 14"),
-    "narrow": ({"box": (64, 16)}, "rows of 64 bytes, fewer than its swizzle's 128"),
 }
 
 
@@ -107,3 +104,12 @@ def test_boxes_need_aligned_shared_memory_and_enough_coordinates() -> None:
         PLANE.check_shared_address(64)
     with pytest.raises(TensorMapError, match="1 coordinates for a map of rank 2"):
         PLANE.locate((0,))
+    with pytest.raises(TensorMapError, match=r"multiple of 16 bytes .* not at 8 elements"):
+        PLANE.locate((8, 0))
+
+
+def test_rows_narrower_than_their_swizzle_lie_its_span_apart() -> None:
+    cells = replace(PLANE, box=(32, 16)).shared_cells(4096)
+    assert cells.shape == (16, 2)
+    np.testing.assert_array_equal(cells[1], 4096 + 128 + 16 * np.array([1, 0]))
+    np.testing.assert_array_equal(cells[4], 4096 + 4 * 128 + 16 * np.array([4, 5]))

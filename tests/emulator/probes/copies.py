@@ -128,27 +128,6 @@ def _bulk_loads() -> list[Probe]:
                 """,
             )
         )
-    probes.append(
-        _lane_probe(
-            "cp.async.bulk from shared to shared memory",
-            """
-            ld.global.v4.b32 {w0, w1, w2, w3}, [source];
-            st.shared.v4.b32 [slot], {w0, w1, w2, w3};
-            fence.proxy.async.shared::cta;
-            @p mbarrier.init.shared.b64 [bar], 1;
-            fence.mbarrier_init.release.cluster;
-            barrier.sync 0;
-            @!p bra WAIT;
-            mbarrier.arrive.expect_tx.shared.b64 _, [bar], 128;
-            add.u32 size, base, 256;
-            cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes
-                [size], [base], 128, [bar];
-            WAIT:
-            mbarrier.try_wait.parity.shared.b64 done, [bar], 0;
-            @!done bra WAIT;
-            """,
-        )
-    )
     return probes
 
 

@@ -29,7 +29,7 @@ class Gpu:
         self._device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(self._device), 0)
         self._context = ctypes.c_void_p()
-        self._open()
+        self._call("cuCtxCreate_v2", ctypes.byref(self._context), 0, self._device)
 
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._driver, name)(*arguments)
@@ -37,14 +37,6 @@ class Gpu:
             text = ctypes.c_char_p()
             self._driver.cuGetErrorName(code, ctypes.byref(text))
             raise DriverError(f"{name}: {(text.value or b'?').decode()} ({code})")
-
-    def _open(self) -> None:
-        self._call("cuCtxCreate_v2", ctypes.byref(self._context), 0, self._device)
-
-    def reopen(self) -> None:
-        """Start over after a kernel that broke the context."""
-        self._driver.cuCtxDestroy_v2(self._context)
-        self._open()
 
     def describe(self) -> dict[str, str]:
         """Name and driver version, for the record."""

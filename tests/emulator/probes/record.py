@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,32 +26,38 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from emulator.probes.encodings import accepted_maps, refused_maps
 from emulator.probes.families import FAMILIES
 from emulator.probes.gpu import DriverError, Gpu
+from emulator.probes.probe import MAP_BYTES
 
-_FAMILY_TIMEOUT_SECONDS = 60
+_TIMEOUT_SECONDS = 60
 _NOTES = "notes"  # of a part: JSON in a tensor, which survives until the parts are joined
 
 Part = tuple[dict[str, np.ndarray], dict[str, object]]
 
 
-def _record_family(family: str) -> Part:
+def _record_family(family: str, start: int) -> Part:
+    """From probe `start` on, up to one that breaks the process's context or does not end."""
     gpu = Gpu()
+    notes: dict[str, object] = gpu.describe()
     outputs, digests, failures = {}, {}, {}
-    for probe in FAMILIES[family]():
+    for index, probe in enumerate(FAMILIES[family]()):
+        if index < start:
+            continue
         try:
             outputs[f"probe/{probe.name}"] = gpu.run(probe)
             digests[probe.name] = probe.digest()
-        except DriverError as error:
+        except (DriverError, TimeoutError) as error:
             failures[probe.name] = str(error)
-            gpu.reopen()
-        except TimeoutError as error:
-            failures[probe.name] = f"{error}; every later probe of {family} was left out"
+            notes["next"] = index + 1
             break
-    return outputs, {"digests": digests, "failures": failures, **gpu.describe()}
+    return outputs, {"digests": digests, "failures": failures, **notes}
 
 
 def _record_maps() -> Part:
     gpu = Gpu()
-    forms = [np.frombuffer(gpu.encode(each), dtype=np.uint8) for each in accepted_maps()]
+    forms = [
+        np.frombuffer(gpu.encode(each) if gpu.takes(each) else bytes(MAP_BYTES), dtype=np.uint8)
+        for each in accepted_maps()
+    ]
     taken = [gpu.takes(each) for each in refused_maps()]
     outputs = {"maps/accepted": np.stack(forms), "maps/taken": np.array(taken, dtype=np.uint8)}
     return outputs, {"failures": {}}
@@ -72,11 +79,24 @@ def _record_scores() -> Part:
     return outputs, {"digests": digests, "failures": {}}
 
 
-def _record_part(part: str, target: Path) -> None:
+def _record_part(part: str, start: int, target: Path) -> None:
     recorders = {"maps": _record_maps, "scores": _record_scores}
-    outputs, notes = recorders[part]() if part in recorders else _record_family(part)
+    outputs, notes = recorders[part]() if part in recorders else _record_family(part, start)
     text = np.frombuffer(json.dumps(notes).encode(), dtype=np.uint8)
     save_file({**outputs, _NOTES: text}, target)
+    # Not through the interpreter's end, which would wait for a kernel that does not end.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _run_part(part: str, start: int, file: Path) -> str | None:
+    """Record a part in a process of its own; why there is no file, None where there is."""
+    command = [sys.executable, __file__, str(file), "--part", part, "--start", str(start)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"not done after {_TIMEOUT_SECONDS} s"
+    return None if file.exists() else done.stderr[-2000:]
 
 
 def _record_all(target: Path) -> None:
@@ -86,25 +106,21 @@ def _record_all(target: Path) -> None:
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         for part in (*FAMILIES, "maps", "scores"):
-            file = Path(folder) / f"{part}.safetensors"
-            command = [sys.executable, __file__, str(file), "--part", part]
-            try:
-                done = subprocess.run(
-                    command, capture_output=True, text=True, timeout=_FAMILY_TIMEOUT_SECONDS
-                )
-            except subprocess.TimeoutExpired:
-                failures[part] = f"not done after {_FAMILY_TIMEOUT_SECONDS} s"
-                continue
-            if not file.exists():
-                failures[part] = done.stderr[-2000:]
-                continue
-            found = load_file(file)
-            given = json.loads(found.pop(_NOTES).tobytes())
-            outputs.update(found)
-            digests.update(given.pop("digests", {}))
-            failures.update(given.pop("failures"))
-            notes.update(given)
-            print(f"{part}: {len(found)} outputs", flush=True)
+            start: int | None = 0
+            while start is not None:
+                file = Path(folder) / f"{part}-{start}.safetensors"
+                reason = _run_part(part, start, file)
+                if reason is not None:
+                    failures[part] = reason
+                    break
+                found = load_file(file)
+                given = json.loads(found.pop(_NOTES).tobytes())
+                outputs.update(found)
+                digests.update(given.pop("digests", {}))
+                failures.update(given.pop("failures"))
+                start = given.pop("next", None)
+                notes.update(given)
+                print(f"{part}: {len(found)} outputs", flush=True)
     for name, reason in failures.items():
         print(f"not recorded: {name}: {reason}")
     notes.update(digests=digests, failures=failures)
@@ -116,9 +132,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", type=Path)
     parser.add_argument("--part", choices=[*FAMILIES, "maps", "scores"])
+    parser.add_argument("--start", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.part:
-        _record_part(arguments.part, arguments.target)
+        _record_part(arguments.part, arguments.start, arguments.target)
     else:
         _record_all(arguments.target)
 

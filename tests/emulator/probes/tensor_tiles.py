@@ -42,6 +42,11 @@ class Tile:
         return sum((size - 1) * stride for size, stride in last) + row
 
     @property
+    def pitched_bytes(self) -> int:
+        """Shared memory of the box where its rows are as far apart as the swizzle spans."""
+        return (0, 32, 64, 128)[self.tensor.swizzle] * prod(self.tensor.loaded[1:])
+
+    @property
     def box_bytes(self) -> int:
         item = _ITEM_BYTES.get(DataType(self.tensor.data_type), 4)
         return item * prod(self.tensor.loaded)
@@ -115,7 +120,7 @@ def _coordinates(tile: Tile) -> str:
 
 def _load_probe(tile: Tile) -> Probe:
     size = tile.box_bytes
-    dumped = -(-size // 512) * 512
+    dumped = -(-max(size, tile.pitched_bytes) // 512) * 512
     body = f"""
         .reg .b32 base, bar, place, w0, w1, w2, w3; .reg .b64 target; .reg .pred p, done, more;
         mov.u32 bar, shared;
