@@ -126,6 +126,18 @@ def _simple_setp(op: Decoder, compare: Compare, kind: Kind | None, dtype: type) 
     return apply_function(_on_registers(compare, kind), result, *sources)
 
 
+# What true is as a result of `set`; false is 0.
+_TRUE = {
+    **dict.fromkeys(("u32", "s32"), 0xFFFFFFFF),
+    **dict.fromkeys(("u16", "s16"), 0xFFFF),
+    "f32": 0x3F800000,
+    "f16": 0x3C00,
+    "bf16": 0x3F80,
+    "f16x2": 0x3C00,
+    "bf16x2": 0x3F80,
+}
+
+
 @instruction("set")
 def compile_set(op: Decoder) -> Closure:
     """Comparisons with an integer (all ones or 0) or a float (1 or 0) as result."""
@@ -136,13 +148,11 @@ def compile_set(op: Decoder) -> Closure:
     op.modifiers.remove(types[0])
     compare, kind, dtype = _take_comparison(op)
     op.expect_operands(3 if combine is None else 4)
-    if kind is not None and kind.count == 2:
-        raise op.unsupported("pairs")
-    true_bits = {"f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80}.get(types[0], -1)
-    if types[0] not in ("u32", "s32", "u16", "s16", "f32", "f16", "bf16"):
+    halves = kind is not None and kind.count == 2
+    if types[0] not in _TRUE or halves != types[0].endswith("x2"):
         raise op.unsupported(f"results of .{types[0]}")
     result_type = bits_type(types[0])
-    true = np.array(true_bits).astype(result_type)
+    element = np.uint16 if halves else result_type
     on_registers = _on_registers(compare, kind)
     sources = [op.source(1, dtype), op.source(2, dtype)]
     if combine is not None:
@@ -151,8 +161,8 @@ def compile_set(op: Decoder) -> Closure:
     def function(a: np.ndarray, b: np.ndarray, *other: np.ndarray) -> np.ndarray:
         truth = on_registers(a, b)
         if combine is not None:
-            truth = combine(truth, other[0])
-        return np.where(truth, true, result_type(0))
+            truth = combine(truth, other[0][:, None] if halves else other[0])
+        return np.where(truth, element(_TRUE[types[0]]), element(0)).view(result_type).reshape(32)
 
     return apply_function(function, op.destination(0, result_type), *sources)
 

@@ -9,7 +9,7 @@ import numpy as np
 from .errors import Trapped
 from .outcomes import EXIT, RETURN, YIELD, Call, Scatter
 from .ptx_syntax import Group, Name, Symbol, Variable
-from .registry import Closure, Decoder, Mask, instruction
+from .registry import ASSERTION_FAILURE, Closure, Decoder, Mask, instruction
 
 if TYPE_CHECKING:
     from .execution import Warp
@@ -110,6 +110,8 @@ def compile_call(op: Decoder) -> Closure:
     """Copies arguments into the callee's parameters, and results back after it."""
     op.ignore("uni")
     results, name, arguments = _call_operands(op)
+    if name.text == ASSERTION_FAILURE:
+        return _fail_assertion
     target, callee_linker, callee = op.linker.callee(name, op)
     if len(arguments) != len(callee.parameters) or len(results) != len(callee.returns):
         raise op.unsupported("the arguments do not fit the function")
@@ -131,6 +133,10 @@ def compile_call(op: Decoder) -> Closure:
 
     op.linker.after_call = after
     return run
+
+
+def _fail_assertion(warp: Warp, mask: Mask) -> None:
+    raise Trapped("an assertion of the kernel failed")
 
 
 def _call_operands(op: Decoder) -> tuple[list[Variable], Name, list[Variable]]:

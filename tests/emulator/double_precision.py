@@ -84,4 +84,4 @@ def round_fraction(value: Fraction, mode: str) -> float:
         rounded_float = math.inf if reaches else F64.maximum
     else:
         rounded_float = float(rounded)
-    return math.copysign(rounded_float, value)
+    return -rounded_float if value < 0 else rounded_float

@@ -18,6 +18,7 @@ from .errors import EmulationError, UnfinishedAsync
 from .memory import OUTSIDE, AddressSpace, Bytes, Region
 from .outcomes import EXIT, RETURN, YIELD, Call, Scatter, Wait
 from .program import Program
+from .race_detector import RaceDetector
 from .registry import Mask
 
 Extension = TypeVar("Extension")
@@ -65,6 +66,7 @@ class AsyncOperation:
     must_finish: bool = True
     after: Sequence[AsyncOperation] = ()
     done: bool = False
+    clock: np.ndarray | None = None  # of the warp that started it (see race_detector)
     place: str = ""  # the instruction that started it, for messages
     remaining: list[Callable[[], None]] = field(default_factory=list)
 
@@ -203,6 +205,7 @@ class Warp:
         code, counts = launch.program.code, launch.counts
         stops, ceiling = self._limits(fragment, lowest_first)
         self.fragment = fragment
+        self.cta.races.actor = self.index
         fragment.polled_at = -1
         pc, mask = fragment.pc, fragment.mask
         left = limit
@@ -312,6 +315,8 @@ class Cta:
     ----------
     shared : Region
         Its shared memory, addressed by offsets into the shared window.
+    races : RaceDetector
+        Of its warps, for shared memory.
     pending : list of AsyncOperation
         In the order of submission.
     at_end : list of functions
@@ -328,6 +333,7 @@ class Cta:
         size = launch.program.shared_bytes + launch.dynamic_shared_bytes
         self.shared = Region(f"shared memory of CTA {index}", 0, size)
         self.shared.shadow[:SHARED_BASE] = OUTSIDE  # the system has it
+        self.races = RaceDetector(self)
         self.pending: list[AsyncOperation] = []
         self.at_end: list[Callable[[], None]] = []
         self._extensions: dict[type, Any] = {}
@@ -353,8 +359,20 @@ class Cta:
         """
         if warp is not None:
             operation.place = f"started by warp {warp.index}"
+            operation.clock = self.races.clock(warp.index)
         operation.begin()
+        if warp is not None:
+            self._note_accesses(operation, warp)
         self.pending.append(operation)
+
+    def _note_accesses(self, operation: AsyncOperation, warp: Warp) -> None:
+        """Tell the race detector what an operation does to shared memory."""
+        for where in operation.reads:
+            if where.region is self.shared:
+                self.races.begin_async_read(warp.index, where.where)
+        for where in operation.writes:
+            if where.region is self.shared:
+                self.races.begin_async_write(warp.index, where.where)
 
     def eligible(self) -> list[AsyncOperation]:
         """Pending operations that may take a step."""
@@ -371,6 +389,7 @@ class Cta:
 
     def advance(self, operation: AsyncOperation, choice: int) -> None:
         """Let an operation take a step."""
+        self.races.run_operation(operation.clock)
         if operation.step(choice):
             self.pending.remove(operation)
             self.launch.events += 1
@@ -419,9 +438,9 @@ class Launch:
     events : int
         Counts what could end somebody's polling.
     notes : Counter
-        Orders of tensor memory operations that the kernel relies on and the ISA does not promise.
-    strict_tensor_order : bool
-        Whether such orders are errors.
+        What the kernel relies on and the ISA does not promise, though it works.
+    strict : bool
+        Whether that is an error.
     """
 
     program: Program
@@ -433,7 +452,7 @@ class Launch:
     generator: np.random.Generator
     spurious_failures: float = 0.0
     processors: int = 132
-    strict_tensor_order: bool = False
+    strict: bool = False
     notes: Counter[str] = field(default_factory=Counter)
     counts: list[int] = field(default_factory=list)
     events: int = 0

@@ -217,6 +217,20 @@ _UNARY: dict[str, Arrays] = {
 }
 
 
+@instruction("rcp.approx.ftz.f64")
+def compile_gross_reciprocal(op: Decoder) -> Closure:
+    """A start for Newton's method: the low words of operand and result count as zero."""
+    op.expect_operands(2)
+    high = np.uint64(0xFFFFFFFF << 32)
+
+    def function(bits: np.ndarray) -> np.ndarray:
+        values = flush((bits & high).view(np.float64), F64.minimum_exponent)
+        reciprocal = flush(1.0 / values, F64.minimum_exponent)
+        return reciprocal.view(np.uint64) & high
+
+    return apply_function(function, op.destination(0, np.uint64), op.source(1, np.uint64))
+
+
 @instruction(*_UNARY)
 def compile_unary(op: Decoder) -> Closure:
     """Reciprocals, roots and transcendental functions."""

@@ -172,8 +172,10 @@ def _load_closure(
     order: str,
 ) -> Closure:
     count = len(results)
+    width = np.dtype(element).itemsize * count
+    strong = order != "weak"
     # A load that may be polling ends the turn: somebody else must write what it waits for.
-    outcome = YIELD if order in ("volatile", "relaxed", "acquire", "mmio") else None
+    outcome = YIELD if strong else None
 
     def run(warp: Warp, mask: Mask) -> Signal | None:
         addresses = memory.evaluate(warp, mask)
@@ -185,6 +187,9 @@ def _load_closure(
             values = np.empty((len(addresses), count), element)
             for region, within, chosen in pieces:
                 values[chosen] = region.load(within, element, count)
+        for region, within, chosen in pieces:
+            if region is warp.cta.shared:
+                note_access(warp, within, width, mask, chosen, strong, writes=False)
         values = values.view(loaded)
         slots = warp.slots
         if mask is None:
@@ -201,7 +206,7 @@ def _load_closure(
 @instruction("st")
 def compile_st(op: Decoder) -> Closure:
     space = space_of(op, 0)
-    access_order(op, "weak")
+    strong = access_order(op, "weak") != "weak"
     op.ignore(*CACHE_HINTS)
     count = vector_width(op)
     type_name = op.type()
@@ -213,13 +218,40 @@ def compile_st(op: Decoder) -> Closure:
     if space in ("const", "param"):
         raise op.unsupported("the space cannot be written")
     sources = [op.source(e, element) for e in elements]
-    return _store_closure(op.memory(0), Resolver(space), element, sources)
+    return _store_closure(op.memory(0), Resolver(space), element, sources, strong)
+
+
+def note_access(
+    warp: Warp,
+    within: np.ndarray,
+    width: int,
+    mask: Mask,
+    chosen: np.ndarray | None,
+    strong: bool,
+    *,
+    writes: bool,
+) -> None:
+    """Tell the race detector of an access of shared memory.
+
+    `chosen` are the indices, among the active lanes, of those that access it; None for all.
+    """
+    races = warp.cta.races
+    if strong:
+        for address in set(within.tolist()):
+            races.synchronize_location(warp.index, address)
+        return
+    lanes = None if mask is None and chosen is None else np.flatnonzero(warp.lanes(mask))
+    if lanes is not None and chosen is not None:
+        lanes = lanes[chosen]
+    note = races.write if writes else races.read
+    note(warp.index, within, width, lanes)
 
 
 def _store_closure(
-    memory: MemoryOperand, resolver: Resolver, element: type, sources: list[int]
+    memory: MemoryOperand, resolver: Resolver, element: type, sources: list[int], strong: bool
 ) -> Closure:
     count = len(sources)
+    width = np.dtype(element).itemsize * count
 
     def run(warp: Warp, mask: Mask) -> None:
         addresses = memory.evaluate(warp, mask)
@@ -233,6 +265,8 @@ def _store_closure(
                 values[:, column] = slots[source][mask]
         for region, within, chosen in resolver.pieces(warp, addresses, mask):
             region.store(within, values if chosen is None else values[chosen])
+            if region is warp.cta.shared:
+                note_access(warp, within, width, mask, chosen, strong, writes=True)
         warp.cta.launch.events += 1
 
     return run

@@ -13,7 +13,7 @@ from .errors import UnsupportedInstruction
 from .instructions import load_all
 from .outcomes import RETURN, Scatter
 from .ptx_syntax import Function, Instruction, Module, Name, Not, Operand, Register, Variable
-from .registry import Closure, Decoder, Mask, compile_instruction
+from .registry import ASSERTION_FAILURE, Closure, Decoder, Mask, compile_instruction
 from .slots import Slots
 from .special_registers import CHANGING_REGISTERS
 
@@ -107,6 +107,8 @@ class _Linker:
                 if not isinstance(operand, Name):
                     continue
                 callee = self.module.functions.get(operand.text)
+                if operand.text == ASSERTION_FAILURE:
+                    continue
                 if callee is None or not callee.instructions:
                     raise UnsupportedInstruction(f"{parsed.text}, line {parsed.line} (no body)")
                 if callee.name in [*callers, function.name]:

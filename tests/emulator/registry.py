@@ -46,6 +46,9 @@ Mask = np.ndarray | None
 Closure = Callable[["Warp", Mask], Any]
 Compiler = Callable[["Decoder"], Closure]
 
+# What the `assert` of CUDA calls; no module holds its body.
+ASSERTION_FAILURE = "__assertfail"
+
 _COMPILERS: dict[str, Compiler] = {}
 
 
