@@ -272,11 +272,6 @@ def _address(warp: Warp, operand: MemoryOperand | int, lane: int) -> int:
     return int(operand.evaluate(warp, None)[lane]) & 0xFFFFFFFF
 
 
-def _address(warp: Warp, operand: MemoryOperand, lane: int) -> int:
-    """A tensor-memory address of one lane."""
-    return int(operand.evaluate(warp, None)[lane]) & 0xFFFFFFFF
-
-
 def _decode_operands(op: Decoder) -> _Operands:
     """Take a `tcgen05.mma` apart."""
     op.one_of("cta_group::1")
