@@ -419,9 +419,9 @@ class Launch:
     events : int
         Counts what could end somebody's polling.
     notes : Counter
-        Orders of tensor memory operations that the kernel relies on and the ISA does not promise.
-    strict_tensor_order : bool
-        Whether such orders are errors.
+        What the kernel relies on and the ISA does not promise, though it works.
+    strict : bool
+        Whether that is an error.
     """
 
     program: Program
@@ -433,7 +433,7 @@ class Launch:
     generator: np.random.Generator
     spurious_failures: float = 0.0
     processors: int = 132
-    strict_tensor_order: bool = False
+    strict: bool = False
     notes: Counter[str] = field(default_factory=Counter)
     counts: list[int] = field(default_factory=list)
     events: int = 0

@@ -30,8 +30,8 @@ class Report:
     total : int
         All of them.
     notes : Counter
-        How often the kernel relied on an order of tensor memory operations that works but that the
-        ISA does not promise (see `tensor_order`).
+        How often the kernel relied on what works but what the ISA does not promise (see
+        `tensor_order`, and `bulk_copies.Arrival`).
     """
 
     instructions: Counter[str]
@@ -50,7 +50,7 @@ def run_kernel(
     seed: int = 0,
     policy: Policy | None = None,
     instruction_limit: int = 100_000_000,
-    strict_tensor_order: bool = False,
+    strict: bool = False,
 ) -> Report:
     """Run a kernel of a PTX module to its end.
 
@@ -74,7 +74,7 @@ def run_kernel(
         Instead of the seed's own.
     instruction_limit : int
         Warp instructions after which the kernel counts as hanging.
-    strict_tensor_order : bool
+    strict : bool
         Whether what would be a note in the report is an error.
 
     Returns
@@ -101,7 +101,7 @@ def run_kernel(
         dynamic_shared_bytes=shared_bytes,
         generator=np.random.default_rng(seed),
         spurious_failures=policy.spurious_failures,
-        strict_tensor_order=strict_tensor_order,
+        strict=strict,
         counts=[0] * len(program.code),
     )
     with np.errstate(all="ignore"):

@@ -6,6 +6,7 @@ the type, K elements of one row of a matrix take 32 bytes.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -41,6 +42,15 @@ def unpack_six_bit(data: np.ndarray) -> np.ndarray:
     return codes.reshape(*data.shape[:-1], -1).astype(np.uint8)
 
 
+# Values of both halves of a byte, the only 4-bit format being E2M1.
+_E2M1_PAIRS = formats.E2M1.decode(unpack_nibbles(np.arange(256)[:, None]))
+
+
+def _decode_pairs(data: np.ndarray) -> np.ndarray:
+    """E2M1 values of bytes, low half first; the last axis doubles."""
+    return _E2M1_PAIRS[data].reshape(*data.shape[:-1], -1)
+
+
 def _wide_codes(data: np.ndarray, bits: int) -> np.ndarray:
     """Little-endian codes of 8, 16 or 32 bits."""
     return np.ascontiguousarray(data).view({8: np.uint8, 16: np.uint16, 32: np.uint32}[bits])
@@ -69,12 +79,13 @@ class SharedOperand:
         """Values `[rows, K]` (float64) of the bytes at `addresses`."""
         bits = self.format.bits
         if bits == 4:
-            return self.format.decode(unpack_nibbles(data))
+            return _decode_pairs(data)
         if bits == 6:
             return self.format.decode(unpack_six_bit(data))
         return self.format.decode(_wide_codes(data, bits))
 
 
+@lru_cache(maxsize=1024)
 def shared_operand(
     word: int, format_: formats.Format, rows: int, depth: int, *, transposed: bool, packed: bool
 ) -> SharedOperand:
@@ -139,7 +150,7 @@ def decode_tensor_memory_operand(
     """
     if format_.bits == 4:
         packed = kind in ("mxf4", "mxf4nvf4")
-        return format_.decode(unpack_nibbles(data) if packed else data >> 2 & 15)
+        return _decode_pairs(data) if packed else format_.decode(data >> 2 & 15)
     if format_.bits == 6:
         return format_.decode(data & 63)
     return format_.decode(_wide_codes(data, format_.bits))
@@ -186,8 +197,18 @@ class ScaleOperand:
 
 
 def scale_operand(address: int, rows: int, first: int, count: int) -> ScaleOperand:
-    """The scale factors of `rows` rows that start at a tensor-memory address."""
+    """The scale factors of `rows` rows that start at a tensor-memory address.
+
+    The two top bits of the address may repeat `first`, the first byte: CuTe's addresses of bytes
+    within a cell have it there, and its kernels hand them to `tcgen05.mma` as they are.
+
+    Raises
+    ------
+    TensorMemoryMisuse
+        They hold something else, or the lane is not 0.
+    """
     lane, column = split_address(address)
-    if lane:
-        raise TensorMemoryMisuse(f"scale factors cannot start at lane {lane}")
+    byte, lane = lane >> 14, lane & 0x3FFF
+    if lane or byte not in (0, first):
+        raise TensorMemoryMisuse(f"scale factors from byte {first} on at address {address:#010x}")
     return ScaleOperand(column, rows, first, count)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SmallFloat:
     """A floating-point format of at most 8 bits, decoded by a table.
 

@@ -93,4 +93,4 @@ def run(
     parameters = struct.pack(f"<{len(given)}Q", *given)
     if maps:
         parameters = parameters.ljust(-(-len(parameters) // 64) * 64, b"\0") + b"".join(maps)
-    return run_kernel(ptx, "k", 1, block, parameters, memory, seed=seed, strict_tensor_order=strict)
+    return run_kernel(ptx, "k", 1, block, parameters, memory, seed=seed, strict=strict)

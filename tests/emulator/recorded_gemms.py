@@ -1,8 +1,8 @@
-"""GEMMs of NVIDIA's own libraries for SM100, launched in a recorder's process.
+"""A GEMM of NVIDIA's for SM100, launched in a recorder's process.
 
-`blockscaled_gemm` runs a kernel that PyTorch carries: CUTLASS's persistent, warp-specialized,
-block-scaled GEMM in CuTe DSL. Nothing of it is ours, so what it takes descriptors, layouts and
-synchronization to mean is independent of the emulator.
+PyTorch carries CUTLASS's persistent, warp-specialized, block-scaled GEMM in CuTe DSL. Nothing of it
+is ours, so what it takes descriptors, layouts and synchronization to mean is independent of the
+emulator.
 """
 
 from dataclasses import dataclass
@@ -27,13 +27,15 @@ class BlockScaledProblem:
     block : int
         Elements that share a scale factor.
     a, b : torch.Tensor
-        uint8: packed codes `[M, K]` and `[N, K]`, K-major.
+        uint8: codes `[M, K]` and `[N, K]`, packed where they have 4 bits.
     a_scales, b_scales : torch.Tensor
         uint8: scale codes in the 128x4 order.
     shape : tuple of int
         M, N, K.
     tile_columns : int
         N of an MMA.
+    mn_major : bool
+        Whether `a` and `b` are stored transposed: `[K, M]` and `[K, N]`.
     """
 
     values: str
@@ -45,6 +47,7 @@ class BlockScaledProblem:
     b_scales: torch.Tensor
     shape: tuple[int, int, int]
     tile_columns: int = 128
+    mn_major: bool = False
 
 
 def blockscaled_gemm(session: Session, problem: BlockScaledProblem) -> None:
@@ -55,6 +58,7 @@ def blockscaled_gemm(session: Session, problem: BlockScaledProblem) -> None:
     )
 
     m, n, k = problem.shape
+    a_strides, b_strides = ((1, m), (n, 1)) if problem.mn_major else ((k, 1), (1, k))
     gemm = vendored.Sm100BlockScaledPersistentDenseGemmKernel(
         problem.block, (128, problem.tile_columns), (1, 1)
     )
@@ -69,8 +73,8 @@ def blockscaled_gemm(session: Session, problem: BlockScaledProblem) -> None:
         stream: cuda.CUstream,
     ) -> None:
         gemm(
-            cute.make_tensor(a, cute.make_layout((1, m, k), stride=(m * k, k, 1))),
-            cute.make_tensor(b, cute.make_layout((1, k, n), stride=(n * k, 1, k))),
+            cute.make_tensor(a, cute.make_layout((1, m, k), stride=(m * k, *a_strides))),
+            cute.make_tensor(b, cute.make_layout((1, k, n), stride=(n * k, *b_strides))),
             cute.make_tensor(a_scales, cute.make_layout(m * k // problem.block)),
             cute.make_tensor(b_scales, cute.make_layout(n * k // problem.block)),
             cute.make_tensor(c, cute.make_layout((1, m, n), stride=(m * n, n, 1))),
@@ -89,15 +93,15 @@ def blockscaled_gemm(session: Session, problem: BlockScaledProblem) -> None:
     pointers = []
     for (name, tensor), type_name in zip(tensors.items(), types, strict=True):
         session.add_tensor(name, tensor)
-        pointers.append(
-            cute.runtime.make_ptr(
-                getattr(cutlass, type_name),
-                tensor.data_ptr(),
-                cute.AddressSpace.gmem,
-                assumed_align=16,
-            )
-        )
+        pointers.append(pointer_to(tensor, type_name))
     launch(*pointers, cuda.CUstream(0))
+
+
+def pointer_to(tensor: torch.Tensor, type_name: str) -> cute.Pointer:
+    """A pointer to a tensor as CuTe DSL has it."""
+    element = getattr(cutlass, type_name)
+    address = tensor.data_ptr()
+    return cute.runtime.make_ptr(element, address, cute.AddressSpace.gmem, assumed_align=16)
 
 
 def _name_proxies() -> None:

@@ -37,16 +37,9 @@ def compile_commit(op: Decoder) -> Closure:
         for lane, offset in zip(lanes, where.offsets(warp, mask), strict=True):
             thread = thread_of(warp, lane)
             core.order.fence_before(thread)
-            barriers.at(offset)
-            cta.submit(
-                AsyncOperation(
-                    name,
-                    [],
-                    complete=lambda offset=offset: barriers.at(offset).arrive(),
-                    queue=core.queue(thread),
-                ),
-                warp,
-            )
+            barrier = barriers.at(offset)
+            operation = AsyncOperation(name, [], barrier.arrive, queue=core.queue(thread))
+            cta.submit(operation, warp)
 
     return run
 

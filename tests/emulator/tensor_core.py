@@ -61,7 +61,7 @@ class TensorCore:
         self.memory = TensorMemory(cta.generator)
         launch = cta.launch
         threads = len(cta.warps) * WARP
-        self.order = TensorOrder(threads, launch.notes, launch.strict_tensor_order)
+        self.order = TensorOrder(threads, launch.notes, launch.strict)
         self._queues = list(range(threads))
         self._collected: tuple[int, ...] | None = None
         cta.at_end.append(self.memory.check_empty)

@@ -121,8 +121,13 @@ def test_scale_factors_must_be_complete_and_the_same_in_all_quarters() -> None:
     memory.data[64 + 3, 1] ^= 1
     with pytest.raises(TensorMemoryMisuse, match="differ between the four quarters"):
         scale_operand(0, 8, 0, 4).read(memory, formats.UE4M3)
-    with pytest.raises(TensorMemoryMisuse, match="cannot start at lane 32"):
-        scale_operand(32 << 16, 8, 0, 4)
+
+
+def test_addresses_of_scale_factors() -> None:
+    assert scale_operand(12, 8, 2, 2) == scale_operand(2 << 30 | 12, 8, 2, 2)
+    for address in (32 << 16, 1 << 30 | 12):
+        with pytest.raises(TensorMemoryMisuse, match=f"from byte 2 on at address {address:#010x}"):
+            scale_operand(address, 8, 2, 2)
 
 
 def test_a_sign_is_no_part_of_a_ue4m3_scale() -> None:

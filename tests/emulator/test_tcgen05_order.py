@@ -100,7 +100,7 @@ PLANTED = {
     "no-fence-after-the-commit": (AFTER, "", TensorOrderError),
     "dealloc-before-completion": (
         COMMIT + WAIT_DONE + AFTER,
-        BARRIER + "    @%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r20, 512;\n",
+        BARRIER + "    @%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r20, 512;\n" + BARRIER,
         errors.InFlightWrite,
     ),
     "no-load-wait": ("    tcgen05.wait::ld.sync.aligned;\n", "", errors.InFlightWrite),
