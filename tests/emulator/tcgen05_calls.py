@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +10,8 @@ import torch
 
 from problems import Problem
 
-from .launch import Report, run_kernel
+from .emulated_launch import emulate_launch
+from .launch import Report
 from .launch_recorder import LaunchRecorder, Session
 from .memory import Region
 from .recorded_launch import Launch
@@ -86,24 +87,16 @@ class RecordedCall:
         EmulationError
             A fault of the kernel.
         """
-        launch = self.launch
         readable = _readable_bytes(self.problem)
-        memory = [
-            Region(region.name, region.address, region.content, readable.get(region.name))
-            for region in launch.memory
-        ]
-        report = run_kernel(
-            ptx or launch.ptx,
-            launch.kernel,
-            launch.grid,
-            launch.block,
-            launch.parameters,
-            memory,
-            launch.shared_bytes,
-            seed,
-            strict_tensor_order=True,
-        )
-        written = next(region.data for region in memory if region.name == "scores")
+        memory = {
+            region.name: Region(
+                region.name, region.address, region.content, readable.get(region.name)
+            )
+            for region in self.launch.memory
+        }
+        launch = self.launch if ptx is None else replace(self.launch, ptx=ptx)
+        report = emulate_launch(launch, memory, seed, strict=True)
+        written = memory["scores"].data
         scores = self.problem.scores
         storage = torch.from_numpy(written.copy()).view(torch.float32)
         strided = storage.as_strided(scores.shape, scores.stride(), scores.storage_offset())
