@@ -39,7 +39,7 @@ class Pages(NamedTuple):
 
     tensor_map: Int64  # address of the keys' tensor map
     scales: Int64
-    scale_stride: Int64  # bytes between pages; not used with a plane
+    scale_stride: Int64  # bytes between pages; not used with tiled scales
     table: Int64
     table_stride: Int64  # bytes between rows of the block table
 
@@ -110,8 +110,8 @@ def copy_linear_scales(pages: Pages, target: Int32, first: Int32, second: Int32)
             copy_or_clear(target, offset, source, step * (WARP * 4), 4, given)
 
 
-def copy_plane_scales(pages: Pages, target: Int32, first: Int32, second: Int32) -> None:
-    """Start the copies of two pages' scales out of a plane in 128x4 order.
+def copy_tiled_scales(pages: Pages, target: Int32, first: Int32, second: Int32) -> None:
+    """Start the copies of two pages' scales that are stored in 128x4 order.
 
     A page's scales lie there in 64 pieces of 8 bytes, 16 bytes apart.
     """
@@ -131,13 +131,13 @@ def copy_scales(
 ) -> cutlass.Boolean:
     """Start this warp's copies of a tile's scales; true where one bulk copy takes them all instead.
 
-    That is where a plane holds them as they are: those of an even page and its successor.
+    That is where they are stored as they are needed: those of an even page and its successor.
     """
     whole = cutlass.Boolean(False)
-    if cutlass.const_expr(tile.plane):
+    if cutlass.const_expr(tile.tiled_scales):
         whole = ((first & 1) == 0) & (second == first + 1)
         if not whole:
-            copy_plane_scales(pages, target, first, second)
+            copy_tiled_scales(pages, target, first, second)
     else:
         copy_linear_scales(pages, target, first, second)
     return whole

@@ -46,7 +46,7 @@ class TileFormat:
     parts: int  # that a key's row is cut into
     columns: int
     scale_bytes: int  # of a tile
-    plane: bool  # scales come from a plane in 128x4 order, not from linear pages
+    tiled_scales: bool  # scales are stored in the 128x4 order, not as linear pages
     stages: int
     ctas_per_sm: int
 
@@ -114,16 +114,16 @@ _NVFP4 = TileFormat(
     parts=1,
     columns=MAX_ROWS,
     scale_bytes=SCALE_TILE_BYTES,
-    plane=False,
+    tiled_scales=False,
     stages=7,
     ctas_per_sm=3,
 )
 _BF16_KEYS = TileFormat(
-    row_bytes=128, parts=2, columns=16, scale_bytes=0, plane=False, stages=3, ctas_per_sm=2
+    row_bytes=128, parts=2, columns=16, scale_bytes=0, tiled_scales=False, stages=3, ctas_per_sm=2
 )
 FORMATS = {
     "tcgen05_nvfp4": _NVFP4,
-    "tcgen05_nvfp4_128x4": replace(_NVFP4, plane=True),
+    "tcgen05_nvfp4_128x4": replace(_NVFP4, tiled_scales=True),
     "tcgen05_bf16": _BF16_KEYS,
 }
 

@@ -127,10 +127,10 @@ def test_tensor_core_variants_compile_to_what_they_are_meant_to_be(
         blocks = "BLOCK16" if architecture == "sm_103a" else "4X"
         assert code.count("UTCOMMA", blocks) == code.count("UTCOMMA") == 2
         assert code.count("UTCCP") == 4  # of a tile and of a query, two halves each
-        assert code.count("LDGSTS") == (4 if tile.plane else 8) + 1  # of a tile, of a query
+        assert code.count("LDGSTS") == (4 if tile.tiled_scales else 8) + 1  # of a tile, of a query
     assert code.count("UTMALDG", "3D") == 2 * tile.parts
     assert code.count("UTMALDG", "2D") == tile.parts
-    assert code.count("UBLKCP") == (1 if tile.plane else 0)
+    assert code.count("UBLKCP") == (1 if tile.tiled_scales else 0)
     assert code.count("LDTM", "x8") == 1
     assert code.count("STG") == 8  # one for each row
     assert code.count("UTCBAR") == 3  # stage, accumulator, query
