@@ -138,8 +138,8 @@ class Warp:
     """
 
     def __init__(self, cta: Cta, index: int, generator: np.random.Generator) -> None:
-        self.cta = cta
-        self.index = index
+        self.cta: Cta = cta
+        self.index: int = index
         width, height, depth = cta.launch.block
         threads = np.arange(index * 32, index * 32 + 32)
         self.thread_indices = (
@@ -326,12 +326,12 @@ class Cta:
     def __init__(
         self, launch: Launch, index: tuple[int, int, int], generator: np.random.Generator
     ) -> None:
-        self.launch = launch
-        self.index = index
+        self.launch: Launch = launch
+        self.index: tuple[int, int, int] = index
         self.generator = generator
-        self.processor = int(generator.integers(launch.processors))
+        self.processor: int = int(generator.integers(launch.processors))
         size = launch.program.shared_bytes + launch.dynamic_shared_bytes
-        self.shared = Region(f"shared memory of CTA {index}", 0, size)
+        self.shared: Region = Region(f"shared memory of CTA {index}", 0, size)
         self.shared.shadow[:SHARED_BASE] = OUTSIDE  # the system has it
         self.races = RaceDetector(self)
         self.pending: list[AsyncOperation] = []

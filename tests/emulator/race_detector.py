@@ -1,4 +1,4 @@
-"""Races of a CTA's warps for shared memory, found by what is ordered, not by what happens to come out.
+"""Races of a CTA's warps for shared memory: found by what is ordered, not by what comes out.
 
 Every warp counts epochs; a release (an arrival at a barrier) begins a new one. A warp's clock says
 up to which epoch of every warp it has been told of all that these did: an acquire (a wait at a
@@ -6,9 +6,9 @@ barrier that succeeds) takes over the clocks that were released there. Two acces
 by two warps, at least one of them a write, are a race unless the later one's warp knew of the
 earlier one ("Causality Order" and "Conflict and Data-races", PTX ISA 8.7 and 8.9.5).
 
-Lanes of one warp are ordered by its releases and by `bar.warp.sync`: a lane that reads or overwrites
-what another lane wrote in the same epoch is a race, too. (A lane that overwrites what another one
-read is not noticed.)
+Lanes of one warp are ordered by its releases and by `bar.warp.sync`: a lane that reads or
+overwrites what another lane wrote in the same epoch is a race, too. (A lane that overwrites what
+another one read is not noticed.)
 
 Asynchronous operations belong to the warp that started them, at that time. Atomic and other strong
 accesses order what their threads did before and after, each location by itself.
