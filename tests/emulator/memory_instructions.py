@@ -59,25 +59,23 @@ class Resolver:
         if self.space == "local":
             return [(warp.local, self._local(warp, addresses, mask), None)]
         low, high = int(addresses.min()), int(addresses.max())
-        last = self._last
-        current = last is not None and self._launch is warp.cta.launch
-        if current and last.base <= low and high < last.end:
+        last = self._last if self._launch is warp.cta.launch else None
+        if last is not None and last.base <= low and high < last.end:
             return [(last, addresses, None)]
-        region, window = self._find(warp, low)
-        if region is None:
+        if low >= LOCAL_WINDOW and self.space == "generic":
             return self._windows(warp, addresses, mask)
-        if window == 0 and high < region.end:
-            self._last, self._launch = region, warp.cta.launch
-            return [(region, addresses, None)]
-        return self._windows(warp, addresses, mask)
+        region = self._find(warp, low)
+        if high >= region.end:
+            return self._windows(warp, addresses, mask)
+        self._last, self._launch = region, warp.cta.launch
+        return [(region, addresses, None)]
 
-    def _find(self, warp: Warp, address: int) -> tuple[Region | None, int]:
-        if address >= LOCAL_WINDOW and self.space in ("generic", "param"):
-            return None, 1
+    def _find(self, warp: Warp, address: int) -> Region:
+        """The region of an address that is in no window."""
         launch = warp.cta.launch
         if PARAMETERS <= address < LOCAL_WINDOW and self.space in ("generic", "param"):
-            return launch.parameters, 0
-        return launch.memory.find(address), 0
+            return launch.parameters
+        return launch.memory.find(address)
 
     def _local(self, warp: Warp, addresses: np.ndarray, mask: Mask) -> np.ndarray:
         """Addresses in a warp's local region: every lane has its own stretch."""
@@ -95,17 +93,15 @@ class Resolver:
         pieces: dict[int, tuple[Region, np.ndarray, list[int]]] = {}
         lanes = np.flatnonzero(warp.lanes(mask))
         for index, address in enumerate(addresses.tolist()):
-            if address >= SHARED_WINDOW:
+            if address >= SHARED_WINDOW and self.space == "generic":
                 region, within = warp.cta.shared, address - SHARED_WINDOW
-            elif address >= LOCAL_WINDOW:
+            elif address >= LOCAL_WINDOW and self.space == "generic":
                 one = np.zeros(32, bool)
                 one[lanes[index]] = True
                 local = np.array([address - LOCAL_WINDOW], np.uint64)
                 region, within = warp.local, int(self._local(warp, local, one)[0])
             else:
-                found, _ = self._find(warp, address)
-                assert found is not None
-                region, within = found, address
+                region, within = self._find(warp, address), address
             piece = pieces.setdefault(id(region), (region, addresses.copy(), []))
             piece[1][index] = within
             piece[2].append(index)
@@ -255,7 +251,7 @@ def _store_closure(
 
     def run(warp: Warp, mask: Mask) -> None:
         addresses = memory.evaluate(warp, mask)
-        values = np.empty((len(addresses), count), element)
+        values: np.ndarray = np.empty((len(addresses), count), element)
         slots = warp.slots
         if mask is None:
             for column, source in enumerate(sources):
