@@ -1,0 +1,1 @@
+"""A functional emulator of PTX kernels; test code only (see README.md)."""

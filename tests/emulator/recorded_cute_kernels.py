@@ -1,0 +1,63 @@
+"""Kernels of CuTe DSL with its own host code, launched in a recorder's process."""
+
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.cute.runtime import from_dlpack
+
+from .launch_recorder import Session
+
+ROWS, COLUMNS = 100, 64
+TILE = 64
+
+
+@cute.kernel
+def _copy_tile_kernel(
+    atom: cute.CopyAtom, source: cute.Tensor, target: cute.Tensor, layout: cute.ComposedLayout
+) -> None:
+    thread, _, _ = cute.arch.thread_idx()
+    _, cta, _ = cute.arch.block_idx()
+    allocator = cutlass.utils.SmemAllocator()
+    tile = allocator.allocate_tensor(cutlass.BFloat16, layout.outer, 1024, layout.inner)
+    barrier = allocator.allocate_array(cutlass.Int64, 1)
+    if thread == 0:
+        cute.arch.mbarrier_init(barrier, 1)
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+    in_shared, in_global = cpasync.tma_partition(
+        atom,
+        0,
+        cute.make_layout(1),
+        cute.group_modes(tile, 0, 2),
+        cute.group_modes(cute.local_tile(source, (TILE, TILE), (cta, 0)), 0, 2),
+    )
+    if thread < 32:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, TILE * TILE * 2)
+        cute.copy(atom, in_global, in_shared, tma_bar_ptr=barrier)
+    cute.arch.mbarrier_wait(barrier, 0)
+    for column in range(TILE):
+        target[cta * TILE + thread, column] = tile[thread, column]
+
+
+@cute.jit
+def _copy_tiles(source: cute.Tensor, target: cute.Tensor) -> None:
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, cutlass.BFloat16)
+    layout = cute.tile_to_shape(atom, (TILE, TILE), (0, 1))
+    copy, coordinates = cpasync.make_tiled_tma_atom(
+        cpasync.CopyBulkTensorTileG2SOp(), source, layout, (TILE, TILE)
+    )
+    _copy_tile_kernel(copy, coordinates, target, layout).launch(
+        grid=(1, -(-ROWS // TILE), 1), block=(TILE, 1, 1)
+    )
+
+
+def copy_tiles(session: Session) -> None:
+    """Copy a matrix by tensor tiles: the last tile reaches past its end."""
+    source = torch.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS).bfloat16()
+    target = torch.zeros(-(-ROWS // TILE) * TILE, TILE, dtype=torch.bfloat16)
+    session.add_tensor("source", source)
+    session.add_tensor("target", target)
+    arguments = [from_dlpack(tensor, assumed_align=16) for tensor in (source, target)]
+    cute.compile(_copy_tiles, *arguments)(*arguments)
