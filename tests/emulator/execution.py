@@ -155,8 +155,16 @@ class Warp:
         first = Fragment(0, None if self.live.all() else self.live.copy())
         self.fragments = [first]
         self.fragment = first
+        self.guarded: Mask = None  # the lanes that a guard lets execute, where not all
         self.instructions = 0
         self.meetings: dict[int, Any] = {}  # of bar.warp.sync, by member mask
+
+    def only_lane(self) -> int | None:
+        """The lane that executes the current instruction, where it is one."""
+        mask = self.fragment.mask if self.guarded is None else self.guarded
+        if mask is None or np.count_nonzero(mask) != 1:
+            return None
+        return int(mask.argmax())
 
     def lanes(self, mask: Mask) -> np.ndarray:
         """A mask as bool [32]."""
@@ -350,11 +358,11 @@ class Cta:
         return found
 
     def submit(self, operation: AsyncOperation, warp: Warp | None = None) -> None:
-        """Start an asynchronous operation.
+        """Start an asynchronous operation, of the running lanes of a warp.
 
         Raises
         ------
-        InFlightRead, InFlightWrite, MissingProxyFence, UnwrittenRead
+        InFlightRead, InFlightWrite, MissingProxyFence, UnwrittenRead, DataRace
             Its bytes are not free for it.
         """
         if warp is not None:
@@ -367,12 +375,13 @@ class Cta:
 
     def _note_accesses(self, operation: AsyncOperation, warp: Warp) -> None:
         """Tell the race detector what an operation does to shared memory."""
+        lane = warp.only_lane()
         for where in operation.reads:
             if where.region is self.shared:
-                self.races.begin_async_read(warp.index, where.where)
+                self.races.begin_async_read(warp.index, where.where, lane)
         for where in operation.writes:
             if where.region is self.shared:
-                self.races.begin_async_write(warp.index, where.where)
+                self.races.begin_async_write(warp.index, where.where, lane)
 
     def eligible(self) -> list[AsyncOperation]:
         """Pending operations that may take a step."""

@@ -277,7 +277,9 @@ def _guard(closure: Closure, guard: Operand, op: Decoder) -> Closure:
                 active = active.copy()
         if pattern == _NONE:
             return None
+        warp.guarded = active
         outcome = closure(warp, active)
+        warp.guarded = None
         if outcome is None:
             return None
         rest = ~active if mask is None else mask & ~active

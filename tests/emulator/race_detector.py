@@ -6,9 +6,8 @@ barrier that succeeds) takes over the clocks that were released there. Two acces
 by two warps, at least one of them a write, are a race unless the later one's warp knew of the
 earlier one ("Causality Order" and "Conflict and Data-races", PTX ISA 8.7 and 8.9.5).
 
-Lanes of one warp are ordered by its releases and by `bar.warp.sync`: a lane that reads or
-overwrites what another lane wrote in the same epoch is a race, too. (A lane that overwrites what
-another one read is not noticed.)
+Lanes of one warp are ordered by its releases and by `bar.warp.sync`: what is true of two warps is
+true of two lanes in the same epoch.
 
 Asynchronous operations belong to the warp that started them, at that time. Atomic and other strong
 accesses order what their threads did before and after, each location by itself.
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from .execution import Cta
     from .memory import Region
 
+_SEVERAL = 255  # lanes have read a byte
 _LANES = np.arange(32, dtype=np.uint8)
 _SHIFTS = {1 << shift: np.uint64(shift) for shift in range(6)}
 
@@ -51,8 +51,9 @@ class RaceDetector:
         # The last write of each byte: epoch x warps + warp, and the lane; 0 is long ago.
         self._writes = np.zeros(size, np.uint32)
         self._lanes = np.zeros(size, np.uint8)
-        # The epoch of each warp's last read of each byte.
+        # The epoch of each warp's last read of each byte, and the lane or `_SEVERAL`.
         self._reads = np.zeros((count, size), np.uint32)
+        self._read_lanes = np.zeros((count, size), np.uint8)
         self._locations: dict[int, np.ndarray] = {}
         self.actor: int | None = None
         self._operation_clock = np.zeros(count, np.int64)
@@ -99,7 +100,20 @@ class RaceDetector:
         writes = self._writes.reshape(-1, width).take(rows, 0)
         if writes.any():
             self._check_writes(warp, writes, rows, width, lanes, "reads")
-        self._reads[warp].reshape(-1, width)[rows] = self._clocks[warp, warp]
+        self._note_read(warp, rows, width, _LANES if lanes is None else lanes)
+
+    def _note_read(self, warp: int, rows: np.ndarray, width: int, lanes: np.ndarray) -> None:
+        own = self._clocks[warp, warp]
+        epochs = self._reads[warp].reshape(-1, width)
+        readers = self._read_lanes[warp].reshape(-1, width)
+        mine = lanes.astype(np.uint8)[:, None]
+        others = (epochs[rows] == own) & (readers[rows] != mine)
+        epochs[rows] = own
+        readers[rows] = np.where(others, np.uint8(_SEVERAL), mine)
+        # Lanes that read the same bytes have overwritten each other.
+        shared = readers[rows] != mine
+        if shared.any():
+            readers[rows] = np.where(shared, np.uint8(_SEVERAL), readers[rows])
 
     def write(self, warp: int, addresses: np.ndarray, width: int, lanes: np.ndarray | None) -> None:
         """A warp writes; as `read`.
@@ -115,8 +129,14 @@ class RaceDetector:
         reads = self._reads.reshape(self._warps, -1, width)[:, rows]
         self._check_reads(warp, reads, addresses)
         own = int(self._clocks[warp, warp])
+        mine = (_LANES if lanes is None else lanes).astype(np.uint8)[:, None]
+        readers = self._read_lanes[warp].reshape(-1, width)[rows]
+        foreign = (reads[warp] == own) & (readers != mine)
+        if foreign.any():
+            index = int(np.argwhere(foreign)[0][0])
+            self._raise_lane(warp, int(mine[index, 0]), int(addresses[index]), "overwrites", "read")
         self._writes.reshape(-1, width)[rows] = own * self._warps + warp
-        self._lanes.reshape(-1, width)[rows] = (_LANES if lanes is None else lanes)[:, None]
+        self._lanes.reshape(-1, width)[rows] = mine
 
     def _check_writes(
         self,
@@ -138,13 +158,8 @@ class RaceDetector:
             mine = (_LANES if lanes is None else lanes)[:, None]
             foreign = fresh & (self._lanes.reshape(-1, width)[rows] != mine)
             if foreign.any():
-                place = np.argwhere(foreign)[0]
-                lane = int(self._lanes.reshape(-1, width)[rows[place[0]], place[1]])
-                raise DataRace(
-                    f"lane {int(mine[place[0], 0])} of warp {warp} {does} shared offset"
-                    f" {int(rows[place[0]]) * width:#x}, which lane {lane} wrote with no"
-                    " bar.warp.sync since"
-                )
+                index = int(np.argwhere(foreign)[0][0])
+                self._raise_lane(warp, int(mine[index, 0]), int(rows[index]) * width, does, "wrote")
 
     def _check_reads(self, warp: int, reads: np.ndarray, addresses: np.ndarray) -> None:
         """Insist that a warp knows of all last reads of some bytes, [warps, n, width]."""
@@ -159,24 +174,39 @@ class RaceDetector:
             " and nothing orders the two"
         )
 
-    def begin_async_read(self, warp: int, where: slice | np.ndarray) -> None:
+    def _raise_lane(self, warp: int, lane: int, address: int, does: str, did: str) -> None:
+        raise DataRace(
+            f"lane {lane} of warp {warp} {does} shared offset {address:#x}, which another lane"
+            f" {did} with no bar.warp.sync since"
+        )
+
+    def begin_async_read(self, warp: int, where: slice | np.ndarray, lane: int | None) -> None:
         """A warp starts an operation that reads bytes (by index of the storage).
+
+        `lane` is the one that starts it, where it is one.
 
         Raises
         ------
         DataRace
         """
-        self._check_known(warp, where, "starts an operation that reads")
+        self._check_known(warp, where, lane, "starts an operation that reads")
         self._reads[warp][where] = self._clocks[warp, warp]
+        self._read_lanes[warp][where] = _SEVERAL if lane is None else lane
 
-    def begin_async_write(self, warp: int, where: slice | np.ndarray) -> None:
+    def begin_async_write(self, warp: int, where: slice | np.ndarray, lane: int | None) -> None:
         """A warp starts an operation that writes bytes.
 
         Raises
         ------
         DataRace
         """
-        self._check_known(warp, where, "starts an operation that overwrites")
+        self._check_known(warp, where, lane, "starts an operation that overwrites")
+        own = self._clocks[warp, warp]
+        if lane is not None:
+            foreign = (self._reads[warp][where] == own) & (self._read_lanes[warp][where] != lane)
+            if foreign.any():
+                address = _address(self._shared, where, int(np.flatnonzero(foreign)[0]))
+                self._raise_lane(warp, lane, address, "starts an operation that overwrites", "read")
         for other in range(self._warps):
             if (self._reads[other][where] > self._clocks[warp, other]).any():
                 first = np.flatnonzero(self._reads[other][where] > self._clocks[warp, other])[0]
@@ -184,13 +214,20 @@ class RaceDetector:
                 self._raise(warp, other, address, "starts an operation that overwrites", "read")
         self._writes[where] = 0
 
-    def _check_known(self, warp: int, where: slice | np.ndarray, does: str) -> None:
+    def _check_known(
+        self, warp: int, where: slice | np.ndarray, lane: int | None, does: str
+    ) -> None:
         writes = self._writes[where]
         who, epochs = writes % self._warps, writes // self._warps
         unknown = epochs > self._clocks[warp].take(who)
         if unknown.any():
             first = int(np.flatnonzero(unknown)[0])
             self._raise(warp, int(who[first]), _address(self._shared, where, first), does, "wrote")
+        own = self._clocks[warp, warp] * self._warps + warp
+        foreign = (writes == own) & (self._lanes[where] != lane)
+        if lane is not None and foreign.any():
+            first = int(np.flatnonzero(foreign)[0])
+            self._raise_lane(warp, lane, _address(self._shared, where, first), does, "wrote")
 
     def fence_proxies(self, warp: int) -> None:
         """A proxy fence of a warp: it covers the writes that the warp knows of."""
