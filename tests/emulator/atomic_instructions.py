@@ -134,6 +134,8 @@ def _atomic_closure(
                     old[index].view(element).tolist(), given.view(element).tolist(), strict=True
                 )
             ]
+            if region is warp.cta.shared:
+                warp.cta.races.synchronize_location(warp.index, int(within[0]))
             region.store(within, np.array([new], element).view(dtype).reshape(1, count))
         for column, result in enumerate(results):
             slots[result][lanes] = old[:, column]

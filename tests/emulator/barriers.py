@@ -29,6 +29,7 @@ class NamedBarrier:
         self._number = number
         self.generation = 0
         self.results: dict[int, int] = {}  # lanes with a true predicate, by generation
+        self._clocks: dict[int, np.ndarray] = {}  # what those who arrived know, by generation
         self._reset()
 
     def _reset(self) -> None:
@@ -55,12 +56,18 @@ class NamedBarrier:
                 f"barrier {self._number}: {threads} threads, where others said {self.expected}"
             )
         generation = self.generation
+        told = self._cta.races.release(warp.index)
+        self._clocks[generation] = np.maximum(self._clocks.get(generation, told), told)
         if votes is not None:
             self._votes += votes[lanes].tolist()
         known = self._partial.get(warp.index)
         self._partial[warp.index] = lanes.copy() if known is None else known | lanes
         self.update()
         return generation
+
+    def acquire(self, warp: Warp, generation: int) -> None:
+        """A warp has waited for a generation."""
+        self._cta.races.acquire(warp.index, self._clocks[generation])
 
     def update(self) -> None:
         """Count warps of which all lanes are here, and complete the barrier if it is."""
@@ -74,6 +81,7 @@ class NamedBarrier:
         if self._arrived == self._needed() and not self._partial:
             self.results[self.generation] = sum(self._votes)
             self.results.pop(self.generation - 2, None)
+            self._clocks.pop(self.generation - 2, None)
             self.voters = len(self._votes)
             self.generation += 1
             self._cta.launch.events += 1
@@ -148,14 +156,21 @@ def compile_bar_sync(op: Decoder) -> Closure:
         barrier = operands.barrier(warp, mask)
         threads = operands.threads(warp, mask)
         generation = barrier.arrive(warp, warp.lanes(mask), threads, None)
-        return _wait_for(barrier, generation)
+        return _wait_for(warp, barrier, generation)
 
     return _take_alignment(op, run)
 
 
 def _wait_for(
-    barrier: NamedBarrier, generation: int, finish: Callable[[], None] | None = None
+    warp: Warp, barrier: NamedBarrier, generation: int, deliver: Callable[[], None] | None = None
 ) -> Wait:
+    """Wait for a generation of a barrier; then learn what the others did, and take results."""
+
+    def finish() -> None:
+        barrier.acquire(warp, generation)
+        if deliver is not None:
+            deliver()
+
     return Wait(
         lambda: barrier.generation > generation, False, "waits at a barrier of the CTA", finish
     )
@@ -196,7 +211,7 @@ def compile_bar_red(op: Decoder) -> Closure:
             value = {"popc": votes, "and": votes == barrier.voters, "or": votes > 0}[operation]
             warp.slots[result][lanes] = value
 
-        return _wait_for(barrier, generation, deliver)
+        return _wait_for(warp, barrier, generation, deliver)
 
     return _take_alignment(op, run)
 
@@ -219,6 +234,7 @@ def compile_bar_warp_sync(op: Decoder) -> Closure:
 
     def run_converged(warp: Warp, mask: Mask) -> Any:
         if mask is None and warp.slots[members].tobytes() == fast:
+            warp.cta.races.release(warp.index)
             return None
         return run(warp, mask)
 
@@ -233,6 +249,7 @@ def _meet(warp: Warp, group: np.ndarray, value: int) -> Wait | None:
     meeting = warp.meetings.setdefault(value, Meeting())
     meeting.arrived |= group
     if meeting.complete(warp, named):
+        warp.cta.races.release(warp.index)
         del warp.meetings[value]
         return None
     return Wait(
@@ -249,9 +266,12 @@ class ClusterBarrier:
         self._arrived = [np.zeros(32, bool) for _ in cta.warps]
         self._arrival_phase = [np.full(32, -1) for _ in cta.warps]
         self._waited = [np.ones(32, bool) for _ in cta.warps]
+        self._clock = cta.races.clock(0) * 0
 
-    def arrive(self, warp: Warp, lanes: np.ndarray) -> None:
+    def arrive(self, warp: Warp, lanes: np.ndarray, releases: bool) -> None:
         """Lanes arrive."""
+        if releases:
+            np.maximum(self._clock, self._cta.races.release(warp.index), out=self._clock)
         if (lanes & ~self._waited[warp.index]).any():
             raise PhaseError("barrier.cluster.arrive twice, with no wait between")
         self._arrived[warp.index] |= lanes
@@ -271,28 +291,34 @@ class ClusterBarrier:
             for arrived in self._arrived:
                 arrived[:] = False
 
-    def wait(self, warp: Warp, lanes: np.ndarray) -> Wait | None:
+    def wait(self, warp: Warp, lanes: np.ndarray) -> Wait:
         """Lanes wait for the phase of their arrival."""
         if (lanes & self._waited[warp.index]).any():
             raise PhaseError("barrier.cluster.wait with no arrival before it")
         self._waited[warp.index] |= lanes
         phase = int(self._arrival_phase[warp.index][lanes].max())
-        if self.phase > phase:
-            return None
-        return Wait(lambda: self.phase > phase, False, "waits at the barrier of the cluster")
+
+        def acquire() -> None:
+            self._cta.races.acquire(warp.index, self._clock)
+
+        why = "waits at the barrier of the cluster"
+        return Wait(lambda: self.phase > phase, False, why, acquire)
 
 
 @instruction("barrier.cluster.arrive", "barrier.cluster.wait")
 def compile_cluster_barrier(op: Decoder) -> Closure:
     op.expect_operands(0)
     arrives = op.instruction.parts[2] == "arrive"
-    op.one_of(*(("release", "relaxed") if arrives else ("acquire",)), default="none")
+    relaxed = op.flag("relaxed")
+    op.ignore("release" if arrives else "acquire")
+    if relaxed and not arrives:
+        raise op.unsupported()
     is_aligned = op.flag("aligned")
 
     def run(warp: Warp, mask: Mask) -> Any:
         barrier = warp.cta.extension(ClusterBarrier)
         if arrives:
-            barrier.arrive(warp, warp.lanes(mask))
+            barrier.arrive(warp, warp.lanes(mask), not relaxed)
             return None
         return barrier.wait(warp, warp.lanes(mask))
 
@@ -340,7 +366,7 @@ def compile_fence_proxy_async(op: Decoder) -> Closure:
         if space in ("global", "all"):
             cta.launch.memory.proxy_fence()
         if space != "global":
-            cta.shared.proxy_fence()
+            cta.races.fence_proxies(warp.index)
             cta.extension(MBarriers).fence()
 
     return run

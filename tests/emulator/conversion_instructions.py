@@ -89,8 +89,8 @@ def nan_bits(
 ) -> np.ndarray | None:
     """What an SM90 makes of NaN where that is not the canonical one, found on an H200.
 
-    The ISA only says NaN. Conversions to or from FP64, and from BF16 to FP32, keep the sign and what
-    fits of the payload.
+    The ISA only says NaN. Conversions to or from FP64, and from BF16 to FP32, keep the sign, and of
+    the payload what fits.
     """
     if (source.name, to.name) == ("bf16", "f32"):
         return bits.astype(np.uint32) << np.uint32(16)

@@ -18,6 +18,7 @@ from .errors import EmulationError, UnfinishedAsync
 from .memory import OUTSIDE, AddressSpace, Bytes, Region
 from .outcomes import EXIT, RETURN, YIELD, Call, Scatter, Wait
 from .program import Program
+from .race_detector import RaceDetector
 from .registry import Mask
 
 Extension = TypeVar("Extension")
@@ -65,6 +66,7 @@ class AsyncOperation:
     must_finish: bool = True
     after: Sequence[AsyncOperation] = ()
     done: bool = False
+    clock: np.ndarray | None = None  # of the warp that started it (see race_detector)
     place: str = ""  # the instruction that started it, for messages
     remaining: list[Callable[[], None]] = field(default_factory=list)
 
@@ -136,8 +138,8 @@ class Warp:
     """
 
     def __init__(self, cta: Cta, index: int, generator: np.random.Generator) -> None:
-        self.cta = cta
-        self.index = index
+        self.cta: Cta = cta
+        self.index: int = index
         width, height, depth = cta.launch.block
         threads = np.arange(index * 32, index * 32 + 32)
         self.thread_indices = (
@@ -153,8 +155,16 @@ class Warp:
         first = Fragment(0, None if self.live.all() else self.live.copy())
         self.fragments = [first]
         self.fragment = first
+        self.guarded: Mask = None  # the lanes that a guard lets execute, where not all
         self.instructions = 0
         self.meetings: dict[int, Any] = {}  # of bar.warp.sync, by member mask
+
+    def only_lane(self) -> int | None:
+        """The lane that executes the current instruction, where it is one."""
+        mask = self.fragment.mask if self.guarded is None else self.guarded
+        if mask is None or np.count_nonzero(mask) != 1:
+            return None
+        return int(mask.argmax())
 
     def lanes(self, mask: Mask) -> np.ndarray:
         """A mask as bool [32]."""
@@ -203,6 +213,7 @@ class Warp:
         code, counts = launch.program.code, launch.counts
         stops, ceiling = self._limits(fragment, lowest_first)
         self.fragment = fragment
+        self.cta.races.actor = self.index
         fragment.polled_at = -1
         pc, mask = fragment.pc, fragment.mask
         left = limit
@@ -312,6 +323,8 @@ class Cta:
     ----------
     shared : Region
         Its shared memory, addressed by offsets into the shared window.
+    races : RaceDetector
+        Of its warps, for shared memory.
     pending : list of AsyncOperation
         In the order of submission.
     at_end : list of functions
@@ -321,13 +334,14 @@ class Cta:
     def __init__(
         self, launch: Launch, index: tuple[int, int, int], generator: np.random.Generator
     ) -> None:
-        self.launch = launch
-        self.index = index
+        self.launch: Launch = launch
+        self.index: tuple[int, int, int] = index
         self.generator = generator
-        self.processor = int(generator.integers(launch.processors))
+        self.processor: int = int(generator.integers(launch.processors))
         size = launch.program.shared_bytes + launch.dynamic_shared_bytes
-        self.shared = Region(f"shared memory of CTA {index}", 0, size)
+        self.shared: Region = Region(f"shared memory of CTA {index}", 0, size)
         self.shared.shadow[:SHARED_BASE] = OUTSIDE  # the system has it
+        self.races = RaceDetector(self)
         self.pending: list[AsyncOperation] = []
         self.at_end: list[Callable[[], None]] = []
         self._extensions: dict[type, Any] = {}
@@ -344,17 +358,30 @@ class Cta:
         return found
 
     def submit(self, operation: AsyncOperation, warp: Warp | None = None) -> None:
-        """Start an asynchronous operation.
+        """Start an asynchronous operation, of the running lanes of a warp.
 
         Raises
         ------
-        InFlightRead, InFlightWrite, MissingProxyFence, UnwrittenRead
+        InFlightRead, InFlightWrite, MissingProxyFence, UnwrittenRead, DataRace
             Its bytes are not free for it.
         """
         if warp is not None:
             operation.place = f"started by warp {warp.index}"
+            operation.clock = self.races.clock(warp.index)
         operation.begin()
+        if warp is not None:
+            self._note_accesses(operation, warp)
         self.pending.append(operation)
+
+    def _note_accesses(self, operation: AsyncOperation, warp: Warp) -> None:
+        """Tell the race detector what an operation does to shared memory."""
+        lane = warp.only_lane()
+        for where in operation.reads:
+            if where.region is self.shared:
+                self.races.begin_async_read(warp.index, where.where, lane)
+        for where in operation.writes:
+            if where.region is self.shared:
+                self.races.begin_async_write(warp.index, where.where, lane)
 
     def eligible(self) -> list[AsyncOperation]:
         """Pending operations that may take a step."""
@@ -371,6 +398,7 @@ class Cta:
 
     def advance(self, operation: AsyncOperation, choice: int) -> None:
         """Let an operation take a step."""
+        self.races.run_operation(operation.clock)
         if operation.step(choice):
             self.pending.remove(operation)
             self.launch.events += 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .convergence import aligned
-from .memory_instructions import Resolver, space_of
+from .memory_instructions import Resolver, note_access, space_of
 from .outcomes import Wait
 from .registry import Closure, Decoder, Mask, instruction
 
@@ -56,6 +56,7 @@ def compile_ldmatrix(op: Decoder) -> Closure:
         addresses = address.evaluate(warp, None)[: _ROWS * count]
         ((region, within, _),) = resolver.pieces(warp, addresses, _lanes(_ROWS * count))
         matrices = region.load(within, np.uint16, _ROWS).reshape(count, _ROWS, _ROWS)
+        note_access(warp, within, 16, _lanes(_ROWS * count), None, strong=False, writes=False)
         if transposed:
             matrices = matrices.transpose(0, 2, 1)
         words = np.ascontiguousarray(matrices).view(np.uint32).reshape(count, 32)
@@ -86,6 +87,7 @@ def compile_stmatrix(op: Decoder) -> Closure:
             matrices = matrices.transpose(0, 2, 1)
         ((region, within, _),) = resolver.pieces(warp, addresses, _lanes(_ROWS * count))
         region.store(within, np.ascontiguousarray(matrices).reshape(-1, _ROWS))
+        note_access(warp, within, 16, _lanes(_ROWS * count), None, strong=False, writes=True)
 
     return aligned(run)
 

@@ -3,8 +3,8 @@
 All shapes place their elements by one rule. With e elements in a 32-bit register, lane `4 * g + t`
 holds
 
-* of A in register r the elements `(r // s) * 4 * e + t * e + i` of row `g + 8 * (r % s)`, where s is
-  2 for 16 rows and 1 for 8;
+* of A in register r the elements `(r // s) * 4 * e + t * e + i` of row `g + 8 * (r % s)`, where s
+  is 2 for 16 rows and 1 for 8;
 * of B in register r the elements `r * 4 * e + t * e + i` of column g;
 * of C and D elements `2 * t` and `2 * t + 1` of row g, then of row g + 8.
 """

@@ -40,10 +40,18 @@ class MBarrier:
         self.pending = count
         self.transactions = 0
         self._seen_complete = -1  # the last phase that a wait has found complete
+        self._released = cta.races.clock(0) * 0  # what those who arrived know
         self._fenced = False
 
-    def arrive(self, count: int = 1, *, may_complete: bool = True, drop: bool = False) -> None:
-        """An arrive-on operation.
+    def arrive(
+        self,
+        count: int = 1,
+        *,
+        may_complete: bool = True,
+        drop: bool = False,
+        releases: bool = True,
+    ) -> None:
+        """An arrive-on operation of the warp, or the asynchronous operation, that is running.
 
         Raises
         ------
@@ -61,12 +69,21 @@ class MBarrier:
                 f"{self.name}: {count} arrivals in phase {self.phase}, which still expects"
                 f" {self.pending} of {self.expected}"
             )
+        if releases:
+            self._release()
         if drop:
             self.expected -= count
         self.pending -= count
         self._complete_phase()
         if not may_complete and self.pending == self.expected:
             raise PhaseError(f"{self.name}: an arrival with .noComplete completes the phase")
+
+    def _release(self) -> None:
+        np.maximum(self._released, self._cta.races.release(), out=self._released)
+
+    def acquire(self, warp: Warp) -> None:
+        """A warp has seen a phase complete: what those who arrived did is known to it."""
+        self._cta.races.acquire(warp.index, self._released)
 
     def expect_arrival(self) -> None:
         """One more pending arrival in this phase (`cp.async.mbarrier.arrive` without `.noinc`)."""
@@ -80,6 +97,7 @@ class MBarrier:
 
     def complete_transactions(self, count: int) -> None:
         """A complete-tx operation."""
+        self._release()
         self._change_transactions(-count)
         self._complete_phase()
 
@@ -231,9 +249,12 @@ def barrier_operand(op: Decoder, operand: int) -> BarrierOperand:
     return BarrierOperand(space.partition("::")[0], op.memory(operand))
 
 
-def _take_semantics(op: Decoder, *allowed: str) -> None:
-    op.ignore(*allowed, "cta", "cluster")
+def _take_semantics(op: Decoder, *allowed: str) -> str:
+    """Take ordering, scope and type; gives the ordering, the first one where none is there."""
+    order = op.one_of(*allowed, default=allowed[0])
+    op.ignore("cta", "cluster")
     op.one_of("b64")
+    return order
 
 
 def _active(warp: Warp, mask: Mask, slot: int) -> list[int]:
@@ -297,7 +318,7 @@ def compile_arrive(op: Decoder) -> Closure:
     expects = op.flag("expect_tx")
     may_complete = not op.flag("noComplete")
     where = barrier_operand(op, 1)
-    _take_semantics(op, "release", "relaxed")
+    releases = _take_semantics(op, "release", "relaxed") != "relaxed"
     if (expects or not may_complete) and operands != 3:
         raise op.unsupported("a count is needed")
     amount = op.source(2, np.uint32) if operands == 3 else op.slots.constant(1, np.uint32)
@@ -310,7 +331,9 @@ def compile_arrive(op: Decoder) -> Closure:
             states.append(barrier.state)
             if expects:
                 barrier.expect_transactions(value)
-            barrier.arrive(1 if expects else value, may_complete=may_complete, drop=drop)
+            barrier.arrive(
+                1 if expects else value, may_complete=may_complete, drop=drop, releases=releases
+            )
         if result is not None:
             warp.slots[result][warp.lanes(mask)] = states
 
@@ -336,7 +359,7 @@ def compile_wait(op: Decoder) -> Closure:
     blocks = op.instruction.parts[1] == "try_wait"
     by_parity = op.flag("parity")
     where = barrier_operand(op, 1)
-    _take_semantics(op, "acquire", "relaxed")
+    acquires = _take_semantics(op, "acquire", "relaxed") == "acquire"
     result = op.destination(0, np.bool_)
     wanted = op.source(2, np.uint32 if by_parity else np.uint64)
 
@@ -354,6 +377,10 @@ def compile_wait(op: Decoder) -> Closure:
         tested = phases(warp, mask, barriers)
         complete = [b.is_complete(p) for b, p in zip(barriers, tested, strict=True)]
         warp.slots[result][warp.lanes(mask)] = complete
+        if acquires and any(complete):
+            for barrier, done in set(zip(barriers, complete, strict=True)):
+                if done:
+                    barrier.acquire(warp)
         if all(complete):
             return None
         return _incomplete(warp, barriers, tested, complete) if blocks else YIELD
@@ -378,7 +405,7 @@ def _incomplete(
     # Lanes that are suspended must not hold up those whose phase is complete.
     if any(complete) or cta.generator.random() < cta.launch.spurious_failures:
         return YIELD
-    waits = list(zip(barriers, tested, strict=True))
+    waits = set(zip(barriers, tested, strict=True))
     return Wait(
         ready=lambda: any(barrier.phase > phase for barrier, phase in waits),
         retry=True,

@@ -113,6 +113,11 @@ class Region:
         return self.storage[self._inside]
 
     @property
+    def dirty(self) -> tuple[int, int]:
+        """Bounds, as indices of the storage, of the bytes that may need a proxy fence."""
+        return self._dirty
+
+    @property
     def written(self) -> np.ndarray:
         """Which bytes have been written, bool."""
         return (self.shadow[self._inside] & UNWRITTEN) == 0

@@ -59,25 +59,23 @@ class Resolver:
         if self.space == "local":
             return [(warp.local, self._local(warp, addresses, mask), None)]
         low, high = int(addresses.min()), int(addresses.max())
-        last = self._last
-        current = last is not None and self._launch is warp.cta.launch
-        if current and last.base <= low and high < last.end:
+        last = self._last if self._launch is warp.cta.launch else None
+        if last is not None and last.base <= low and high < last.end:
             return [(last, addresses, None)]
-        region, window = self._find(warp, low)
-        if region is None:
+        if low >= LOCAL_WINDOW and self.space == "generic":
             return self._windows(warp, addresses, mask)
-        if window == 0 and high < region.end:
-            self._last, self._launch = region, warp.cta.launch
-            return [(region, addresses, None)]
-        return self._windows(warp, addresses, mask)
+        region = self._find(warp, low)
+        if high >= region.end:
+            return self._windows(warp, addresses, mask)
+        self._last, self._launch = region, warp.cta.launch
+        return [(region, addresses, None)]
 
-    def _find(self, warp: Warp, address: int) -> tuple[Region | None, int]:
-        if address >= LOCAL_WINDOW and self.space in ("generic", "param"):
-            return None, 1
+    def _find(self, warp: Warp, address: int) -> Region:
+        """The region of an address that is in no window."""
         launch = warp.cta.launch
         if PARAMETERS <= address < LOCAL_WINDOW and self.space in ("generic", "param"):
-            return launch.parameters, 0
-        return launch.memory.find(address), 0
+            return launch.parameters
+        return launch.memory.find(address)
 
     def _local(self, warp: Warp, addresses: np.ndarray, mask: Mask) -> np.ndarray:
         """Addresses in a warp's local region: every lane has its own stretch."""
@@ -95,17 +93,15 @@ class Resolver:
         pieces: dict[int, tuple[Region, np.ndarray, list[int]]] = {}
         lanes = np.flatnonzero(warp.lanes(mask))
         for index, address in enumerate(addresses.tolist()):
-            if address >= SHARED_WINDOW:
+            if address >= SHARED_WINDOW and self.space == "generic":
                 region, within = warp.cta.shared, address - SHARED_WINDOW
-            elif address >= LOCAL_WINDOW:
+            elif address >= LOCAL_WINDOW and self.space == "generic":
                 one = np.zeros(32, bool)
                 one[lanes[index]] = True
                 local = np.array([address - LOCAL_WINDOW], np.uint64)
                 region, within = warp.local, int(self._local(warp, local, one)[0])
             else:
-                found, _ = self._find(warp, address)
-                assert found is not None
-                region, within = found, address
+                region, within = self._find(warp, address), address
             piece = pieces.setdefault(id(region), (region, addresses.copy(), []))
             piece[1][index] = within
             piece[2].append(index)
@@ -172,8 +168,10 @@ def _load_closure(
     order: str,
 ) -> Closure:
     count = len(results)
+    width = np.dtype(element).itemsize * count
+    strong = order != "weak"
     # A load that may be polling ends the turn: somebody else must write what it waits for.
-    outcome = YIELD if order in ("volatile", "relaxed", "acquire", "mmio") else None
+    outcome = YIELD if strong else None
 
     def run(warp: Warp, mask: Mask) -> Signal | None:
         addresses = memory.evaluate(warp, mask)
@@ -185,6 +183,9 @@ def _load_closure(
             values = np.empty((len(addresses), count), element)
             for region, within, chosen in pieces:
                 values[chosen] = region.load(within, element, count)
+        for region, within, chosen in pieces:
+            if region is warp.cta.shared:
+                note_access(warp, within, width, mask, chosen, strong, writes=False)
         values = values.view(loaded)
         slots = warp.slots
         if mask is None:
@@ -201,7 +202,7 @@ def _load_closure(
 @instruction("st")
 def compile_st(op: Decoder) -> Closure:
     space = space_of(op, 0)
-    access_order(op, "weak")
+    strong = access_order(op, "weak") != "weak"
     op.ignore(*CACHE_HINTS)
     count = vector_width(op)
     type_name = op.type()
@@ -213,17 +214,44 @@ def compile_st(op: Decoder) -> Closure:
     if space in ("const", "param"):
         raise op.unsupported("the space cannot be written")
     sources = [op.source(e, element) for e in elements]
-    return _store_closure(op.memory(0), Resolver(space), element, sources)
+    return _store_closure(op.memory(0), Resolver(space), element, sources, strong)
+
+
+def note_access(
+    warp: Warp,
+    within: np.ndarray,
+    width: int,
+    mask: Mask,
+    chosen: np.ndarray | None,
+    strong: bool,
+    *,
+    writes: bool,
+) -> None:
+    """Tell the race detector of an access of shared memory.
+
+    `chosen` are the indices, among the active lanes, of those that access it; None for all.
+    """
+    races = warp.cta.races
+    if strong:
+        for address in set(within.tolist()):
+            races.synchronize_location(warp.index, address)
+        return
+    lanes = None if mask is None and chosen is None else np.flatnonzero(warp.lanes(mask))
+    if lanes is not None and chosen is not None:
+        lanes = lanes[chosen]
+    note = races.write if writes else races.read
+    note(warp.index, within, width, lanes)
 
 
 def _store_closure(
-    memory: MemoryOperand, resolver: Resolver, element: type, sources: list[int]
+    memory: MemoryOperand, resolver: Resolver, element: type, sources: list[int], strong: bool
 ) -> Closure:
     count = len(sources)
+    width = np.dtype(element).itemsize * count
 
     def run(warp: Warp, mask: Mask) -> None:
         addresses = memory.evaluate(warp, mask)
-        values = np.empty((len(addresses), count), element)
+        values: np.ndarray = np.empty((len(addresses), count), element)
         slots = warp.slots
         if mask is None:
             for column, source in enumerate(sources):
@@ -233,6 +261,8 @@ def _store_closure(
                 values[:, column] = slots[source][mask]
         for region, within, chosen in resolver.pieces(warp, addresses, mask):
             region.store(within, values if chosen is None else values[chosen])
+            if region is warp.cta.shared:
+                note_access(warp, within, width, mask, chosen, strong, writes=True)
         warp.cta.launch.events += 1
 
     return run

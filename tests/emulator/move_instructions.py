@@ -47,7 +47,7 @@ def _pack(op: Decoder, type_name: str, result: Operand, elements: tuple[Operand,
 
     def run(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
-        parts = np.empty((32, count), part)
+        parts: np.ndarray = np.empty((32, count), part)
         for column, source in enumerate(sources):
             parts[:, column] = slots[source]
         write(warp, target, mask, parts.view(whole)[:, 0])

@@ -19,7 +19,7 @@ from .registry import Closure, Decoder, Mask, instruction
 if TYPE_CHECKING:
     from .execution import Warp
 
-Decode = Callable[[np.ndarray], np.ndarray]
+Decode = Callable[..., np.ndarray]
 
 # Bits of one value's place in the packed register, and the format.
 _WIDE: dict[str, FloatFormat] = {"f16x2": F16, "bf16x2": BF16}
@@ -116,9 +116,11 @@ def _sources(op: Decoder, from_type: str) -> tuple[list[int], Decode]:
     """The source slots, and how to decode them to float64 [32, 2]."""
     if from_type == "f32":
         op.expect_operands(3)
-        return [op.source(2, np.uint32), op.source(1, np.uint32)], lambda low, high: np.stack(
-            (F32.decode(low), F32.decode(high)), 1
-        )
+
+        def decode_pair(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+            return np.stack((F32.decode(low), F32.decode(high)), 1)
+
+        return [op.source(2, np.uint32), op.source(1, np.uint32)], decode_pair
     op.expect_operands(2)
     if from_type in _WIDE:
         wide = _WIDE[from_type]

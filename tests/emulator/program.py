@@ -169,7 +169,13 @@ def _frames(function: Function) -> dict[str, list[Variable]]:
 
 
 class FunctionLinker:
-    """What compilers of one function's instructions may ask about names."""
+    """What compilers of one function's instructions may ask about names.
+
+    Attributes
+    ----------
+    after_call : closure
+        What runs where the call that is being compiled comes back to; `call` sets it.
+    """
 
     def __init__(self, linker: _Linker, function: Function, start: int) -> None:
         self._linker = linker
@@ -181,6 +187,7 @@ class FunctionLinker:
             position += 2 if parsed.opcode.startswith("call") else 1
         self._positions.append(position)
         self.end = position + 1  # the end of the body returns
+        self.after_call: Closure = _go_on
         self._kernel_parameters = set(function.parameters) if function.is_entry else set()
 
     def compile(self, program: Program) -> None:
@@ -191,6 +198,7 @@ class FunctionLinker:
             if parsed.opcode.startswith("call"):
                 program.sources.append(parsed)
                 program.code.append(self.after_call)
+                self.after_call = _go_on
         program.sources.append(Instruction("ret", (), None, 0, "the end of the function"))
         program.code.append(lambda warp, mask: RETURN)
 
@@ -239,9 +247,9 @@ class FunctionLinker:
         """How to read a special register that changes while a warp runs."""
         return CHANGING_REGISTERS.get(name)
 
-    @staticmethod
-    def after_call(warp: Warp, mask: Mask) -> None:
-        """Where a call comes back to; `call` replaces it where there are results to copy."""
+
+def _go_on(warp: Warp, mask: Mask) -> None:
+    """Where a call without results comes back to."""
 
 
 def _guard(closure: Closure, guard: Operand, op: Decoder) -> Closure:
@@ -269,7 +277,9 @@ def _guard(closure: Closure, guard: Operand, op: Decoder) -> Closure:
                 active = active.copy()
         if pattern == _NONE:
             return None
+        warp.guarded = active
         outcome = closure(warp, active)
+        warp.guarded = None
         if outcome is None:
             return None
         rest = ~active if mask is None else mask & ~active

@@ -200,8 +200,8 @@ def parse_number(tokens: Tokens) -> Immediate:
         return Immediate(int(token.text[2:], 16) ^ (negative << 31), 32)
     if head == "0d":
         return Immediate(int(token.text[2:], 16) ^ (negative << 63), 64)
-    value = float(token.text)
-    return Immediate(struct.unpack("<Q", struct.pack("<d", -value if negative else value))[0], 64)
+    decimal = -float(token.text) if negative else float(token.text)
+    return Immediate(struct.unpack("<Q", struct.pack("<d", decimal))[0], 64)
 
 
 class _FunctionParser:

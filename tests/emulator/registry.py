@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .program import FunctionLinker
 
 Mask = np.ndarray | None
+Dtype = type  # of numpy
 Closure = Callable[["Warp", Mask], Any]
 Compiler = Callable[["Decoder"], Closure]
 
@@ -120,7 +121,7 @@ class Decoder:
         self.modifiers = list(modifiers)
         self.slots = slots
         self.linker = linker
-        self._refreshed: list[tuple[int, Callable[[Warp], int]]] = []
+        self._refreshed: list[tuple[int, Callable[[Warp], Any]]] = []
 
     # Modifiers
 
@@ -173,7 +174,7 @@ class Decoder:
             raise self.unsupported(f"{len(self.operands)} operands")
         return len(self.operands)
 
-    def source(self, operand: int | Operand, dtype: type) -> int:
+    def source(self, operand: int | Operand, dtype: Dtype) -> int:
         """The slot of a source operand: an array of 32 lanes of `dtype`.
 
         A register wider than `dtype` gives its low part. An address of a variable is a constant.
@@ -192,7 +193,7 @@ class Decoder:
             return self._negated(operand)
         raise self.unsupported(f"a source operand that is {type(operand).__name__}")
 
-    def destination(self, operand: int | Operand, dtype: type) -> int:
+    def destination(self, operand: int | Operand, dtype: Dtype) -> int:
         """The slot of a destination register; for `_`, one that nobody reads."""
         operand = self.operands[operand] if isinstance(operand, int) else operand
         if isinstance(operand, Sink):
@@ -243,14 +244,14 @@ class Decoder:
             raise self.unsupported("a label is needed")
         return self.linker.label(operand, self)
 
-    def _register(self, register: Register, dtype: type) -> int:
+    def _register(self, register: Register, dtype: Dtype) -> int:
         if (register.type == "pred") != (dtype is np.bool_):
             raise self.unsupported(f"{register.name} is .{register.type}")
         if np.dtype(dtype).itemsize * 8 > max(TYPE_BITS[register.type], 8):
             raise self.unsupported(f"{register.name} is only .{register.type}")
         return self.slots.register(register, dtype)
 
-    def _immediate(self, operand: Immediate, dtype: type) -> int | float:
+    def _immediate(self, operand: Immediate, dtype: Dtype) -> int | float:
         """A constant in a type: floats convert, integers wrap around."""
         if issubclass(dtype, np.floating):
             if not operand.float_bits:
@@ -264,7 +265,7 @@ class Decoder:
             raise self.unsupported("a float constant of another width")
         return operand.value
 
-    def _special(self, name: str, dtype: type) -> int:
+    def _special(self, name: str, dtype: Dtype) -> int:
         refresh = self.linker.changing_special(name)
         if refresh is None:
             return self.slots.special(name, dtype, self)

@@ -78,8 +78,8 @@ class Scheduler:
         self.instruction_limit = instruction_limit
         self.generator = launch.generator
         self.resident: list[Cta] = []
-        self.waiting = list(self._cta_indices())
-        self.generator.shuffle(self.waiting)
+        self.waiting: list[tuple[int, int, int]] = list(self._cta_indices())
+        self.waiting = [self.waiting[i] for i in self.generator.permutation(len(self.waiting))]
         self._leader: Warp | None = None
         self._turn = 0
         self._idle_turns = 0
@@ -109,8 +109,8 @@ class Scheduler:
                 raise Deadlock(f"no end after {self.instruction_limit} warp instructions")
 
     def _admit(self) -> None:
-        index = self.waiting.pop()
-        self.resident.append(Cta(self.launch, tuple(index), self.generator.spawn(1)[0]))
+        generator = self.generator.spawn(1)[0]
+        self.resident.append(Cta(self.launch, self.waiting.pop(), generator))
 
     def _draw(self) -> float:
         """A random number in [0, 1); drawn in batches, which is faster."""

@@ -175,7 +175,7 @@ def compile_redux(op: Decoder) -> Closure:
         if name not in ("min", "max"):
             raise op.unsupported()
         reduce = _reduce_floats(FloatChoice(name, keeps_nan), absolute)
-        dtype = np.dtype("u4")
+        dtype: np.dtype = np.dtype("u4")
     elif absolute or keeps_nan or (name in ("and", "or", "xor")) != (type_name == "b32"):
         raise op.unsupported()
     else:
