@@ -4,8 +4,7 @@ Source: PTX ISA, "Data Movement and Conversion Instructions: Tensor copy"; see `
 a box is. Bytes of a box outside the tensor are zeros on the way in and not written on the way out.
 
 Not implemented, and refused by name: `.im2col` and its variants, `.tile::gather4`,
-`.tile::scatter4`, `.multicast::cluster`, `.cta_group::2`, NaN filling, changing tensor maps on the
-device.
+`.tile::scatter4`, `.cta_group::2`, NaN filling, changing tensor maps on the device.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .bulk_copies import delivery, split, stores, submit_load, take_cache_policy
+from .bulk_copies import delivery, split, stores, submit_load, take_cache_policy, take_load_options
 from .bulk_groups import BulkGroups
 from .bulk_reductions import GLOBAL_TYPES
 from .errors import UnsupportedInstruction
@@ -196,7 +195,7 @@ def compile_tensor(op: Decoder) -> Closure:
 
 def _compile_load(op: Decoder) -> Closure:
     """From a global tensor to shared memory, completing on an mbarrier."""
-    take_cache_policy(op, 3)
+    ranks = take_load_options(op, 3)
     target, tensor = op.memory(0), _take_coordinates(op, op.operands[1])
     barriers = BarrierOperand("shared", op.memory(2))
     name = op.instruction.text
@@ -207,6 +206,7 @@ def _compile_load(op: Decoder) -> Closure:
         for lane, to, barrier in zip(
             lanes, target.evaluate(warp, mask).tolist(), offsets, strict=True
         ):
+            ranks.check(warp, lane)
             _start_load(warp, name, to, *tensor.evaluate(warp, lane), barrier)
 
     return run
