@@ -40,8 +40,9 @@ class LaunchConfig:
     threads: int  # of a CTA
     shared_bytes: int  # dynamic, of a CTA
     ctas_per_sm: int  # that run at a time
-    unit_keys: int  # keys that a warp scores at a time
-    late_wave_units: int  # units per CTA from which a second wave of CTAs pays
+    teams: int  # of a CTA, each with a share of its own
+    late_least_pages: int  # for every team, from which on late CTAs pay
+    two_late_pages: int  # for every team, from which on two waves of them pay; 0: never
 
 
 @dataclass(frozen=True, slots=True)
