@@ -19,7 +19,6 @@ import torch
 from cuda.bindings import driver
 
 from sdsa_quant.errors import UnsupportedError
-from sdsa_quant.layout import PAGE
 
 from .cute_compile_cache import LaunchConfig
 from .plans import Plan
@@ -100,21 +99,6 @@ class LoadedKernel:
         self._device = device
         self._sms = sms
 
-    def grid(self, groups: int, max_context: int) -> tuple[int, int]:
-        """CTAs of the first wave, and of all.
-
-        They depend on the capacity of a call, never on its lengths: the first wave fills the GPU,
-        or has a page for every CTA; where lengths could give every team many, late CTAs follow.
-        """
-        config = self._config
-        capacity = groups * -(-max_context // PAGE)
-        first = min(self._sms * config.ctas_per_sm, capacity)
-        team_pages = capacity // (first * config.teams)
-        waves = 1
-        if team_pages >= config.late_least_pages:
-            waves += 2 if 0 < config.two_late_pages <= team_pages else 1
-        return first, first * waves
-
     def plan(
         self,
         strides: tuple[int, ...],
@@ -136,7 +120,7 @@ class LoadedKernel:
             Bytes of the block table to prefetch.
         """
         config, device = self._config, self._device
-        first, ctas = self.grid(groups, max_context)
+        first, ctas = config.grid(self._sms, groups, max_context)
         inverse = (2**32 - 1) // (first * config.teams)
         buffer = ctypes.create_string_buffer(_EXTRA_AT + _EXTRA.size)
         base = ctypes.addressof(buffer)

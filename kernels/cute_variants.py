@@ -17,8 +17,8 @@ ARCHITECTURES: dict[tuple[int, int], str] = {
     (12, 0): "sm_120a",
 }
 
-# Suffix of the variants for short lists, where two warps share a page, and the pages of a short list
-# for every multiprocessor: two for each team at most, so that all are on their way at once.
+# Suffix of the variants for short lists, where two warps share a page, and the most pages of such a
+# list for every multiprocessor: two for each team, so that all are on their way at once.
 SHORT = "_short"
 SHORT_PAGES_OF_SM = 16
 

@@ -122,13 +122,14 @@ def test_more_pages_than_the_kernel_counts_are_refused(generator: torch.Generato
 
 
 @pytest.mark.parametrize(
-    ("index", "kind", "order"),
+    ("index", "kind", "rows", "order"),
     [
-        (1, "bf16", ["triton", "cute", "torch"]),
-        (1, "nvfp4", ["cute", "triton", "torch"]),
-        (1, "mixed", ["cute", "triton", "torch"]),
-        (2, "bf16", ["cute", "triton", "torch"]),
-        (3, "nvfp4", ["cute", "triton", "torch"]),
+        (1, "bf16", 2, ["cute", "triton", "torch"]),
+        (1, "bf16", 3, ["triton", "cute", "torch"]),
+        (1, "nvfp4", 8, ["cute", "triton", "torch"]),
+        (1, "mixed", 8, ["cute", "triton", "torch"]),
+        (2, "bf16", 8, ["cute", "triton", "torch"]),
+        (3, "nvfp4", 1, ["cute", "triton", "torch"]),
     ],
 )
 def test_auto_tries_the_measured_winner_first(
@@ -136,10 +137,11 @@ def test_auto_tries_the_measured_winner_first(
     monkeypatch: pytest.MonkeyPatch,
     index: int,
     kind: str,
+    rows: int,
     order: list[str],
 ) -> None:
     # By the problem's own device: 1 is an H100 here, whatever device is current.
     capabilities = [(8, 0), (9, 0), (10, 0), (10, 3)]
     monkeypatch.setattr(backends, "capability", lambda device: capabilities[device])
-    problem = _OnCuda(_checked(kind, 1, generator), index)
+    problem = _OnCuda(_checked(kind, rows, generator), index)
     assert [backend.name for backend in backends.auto_order(problem)] == order  # type: ignore[arg-type]
