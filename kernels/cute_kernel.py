@@ -2,8 +2,11 @@
 
 Two CTAs of 8 warps fill an SM. A warp asks the copy engine for the next pages while it scores the
 current one; a page's codes and scales are one copy where they are adjacent in memory (a record).
-Four warps share a BF16 page, a quarter each. Warps never wait for each other after the lengths are
-summed.
+Four warps share a BF16 page, two an NVFP4 page of a short list. Warps never wait for each other
+after the lengths are summed.
+
+The kernel may be launched while the one before it in the stream still runs (cute_launch): it waits
+for that one, in every thread, before it touches what another kernel could.
 """
 
 from typing import NamedTuple

@@ -1,9 +1,9 @@
 """Shares of the flattened list of pages, found on the device from the context lengths.
 
 The groups' pages, one group after the other, are the flattened list; every *team* of warps takes a
-contiguous share of it, all shares equal to within one page. A team is a warp where keys are NVFP4
-and four where they are BF16, each of which scores its quarter of every page. So the cost follows
-the sum of the lengths, whatever `max_context` is and however the lengths differ.
+contiguous share of it, all shares equal to within one page. A team is four warps where keys are
+BF16, one where they are NVFP4, two in short lists; each scores its part of every page. So the cost
+follows the sum of the lengths, whatever `max_context` is and however the lengths differ.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,6 @@ from .cute_ptx import (
 
 WARP = 32
 PAGE_SHIFT = PAGE.bit_length() - 1
-
 
 # Some SMs get more memory bandwidth than others, and equal shares leave them idle at the end. So a
 # list that has at least 12 pages for every team keeps its last 16th for late CTAs, which start
@@ -215,6 +214,7 @@ def scratch_bytes(threads: int) -> int:
 def _find_share_together(
     source: Lengths, worker: Worker, scratch: Int32, threads: cutlass.Constexpr[int]
 ) -> tuple[Place, Share]:
+    """`find_share` for more groups than a warp has lanes."""
     warps = threads // WARP
     chunk_shift = threads.bit_length() - 1
     thread, _, _ = cute.arch.thread_idx()
