@@ -1,23 +1,52 @@
 """Loading a compiled kernel on a device and launching it, through the CUDA driver.
 
-The driver call is the cheapest way into a stream: one packed buffer of arguments, no tensor
-conversion, nothing allocated. It captures into graphs like any launch.
+The driver call is the cheapest way into a stream: one buffer of arguments, no tensor conversion,
+nothing allocated. It captures into graphs like any launch.
+
+Kernels are launched with *programmatic stream serialization*: one may start while the kernel before
+it in the stream ends, and waits by itself until that one is complete (docs/cute.md).
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import re
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from cuda.bindings import driver
 
 from sdsa_quant.errors import UnsupportedError
 
 from .cute_compile_cache import LaunchConfig
+from .cute_tensor_maps import TENSOR_MAP_BYTES
+from .plans import Plan
+
+# One buffer holds all that a launch takes, in this order:
+# - CUlaunchConfig: grid and block sizes and bytes of shared memory; stream, address and number of
+#   the attributes;
+# - the kernel's parameters (see cute_kernel): 8 addresses; tensor maps, where it takes any (see
+#   cute_tcgen05_kernel); strides and sizes;
+# - the only CUlaunchAttribute: its number, padding, and a value of 64 bytes;
+# - what cuLaunchKernelEx takes as `extra`: the parameters' address and, by its address, their size.
+_SIZES = struct.Struct("7I4x")
+_STREAM_AND_ADDRESSES = struct.Struct("3q8q")
+_CONSTANTS = struct.Struct("6q5iI")
+_ATTRIBUTE = struct.Struct("i4xi60x")
+_EXTRA = struct.Struct("q5q")
+
+_STREAM_AT = _SIZES.size
+_PARAMETERS_AT = _STREAM_AT + struct.calcsize("3q")
+_MAPS_AT = _STREAM_AT + _STREAM_AND_ADDRESSES.size
+
+_PARAMETER_BUFFER, _PARAMETER_BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_...
+
+
+# The tensor maps of query and key_cache, given the addresses of a call in the order of a plan.
+TensorMaps = Callable[..., bytes]
+TENSOR_MAPS_BYTES = 2 * TENSOR_MAP_BYTES
 
 
 def _checked(result: tuple[Any, ...], what: str) -> Any:
@@ -27,46 +56,11 @@ def _checked(result: tuple[Any, ...], what: str) -> Any:
     return values[0] if values else None
 
 
-class _ArgumentBuffer:
-    """Packed arguments and the array of pointers to each.
-
-    Parameters
-    ----------
-    parameters : str
-        As `struct` packs them: counts and types, ``128s`` for one of 128 bytes.
-    """
-
-    def __init__(self, parameters: str) -> None:
-        layout = struct.Struct(parameters)
-        offsets = _offsets(parameters)
-        self.packed = ctypes.create_string_buffer(layout.size)
-        base = ctypes.addressof(self.packed)
-        self.pointers = (ctypes.c_void_p * len(offsets))(*(base + offset for offset in offsets))
-        self.address = ctypes.addressof(self.pointers)
-        self.pack = functools.partial(layout.pack_into, self.packed, 0)
-
-
-def _offsets(parameters: str) -> list[int]:
-    """Where each parameter starts in the packed arguments."""
-    single = [
-        field
-        for count, kind in re.findall(r"(\d+)([a-z])", parameters)
-        for field in ([f"{count}{kind}"] if kind == "s" else [kind] * int(count))
-    ]
-    return [
-        struct.calcsize("".join(single[: i + 1])) - struct.calcsize(single[i])
-        for i in range(len(single))
-    ]
-
-
-class _ThreadBuffers(threading.local):
-    """A buffer for each kind of kernel, of one thread."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, _ArgumentBuffer] = {}
-
-
-_buffers = _ThreadBuffers()
+def _launch_function() -> Callable[..., int]:
+    """``cuLaunchKernelEx`` itself: the binding around it takes as long as the call."""
+    function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    function.argtypes = [ctypes.c_void_p] * 4
+    return function
 
 
 class LoadedKernel:
@@ -106,35 +100,82 @@ class LoadedKernel:
             driver.cuKernelSetAttribute(attribute, size, kernel, driver.CUdevice(device)),
             f"give a CuTe DSL kernel {size} bytes of shared memory",
         )
-        self._function = _checked(driver.cuKernelGetFunction(kernel), "load a CuTe DSL kernel")
+        self._function = int(_checked(driver.cuKernelGetFunction(kernel), "load a CuTe DSL kernel"))
         self._config = config
-        self._first_ctas = sms * config.ctas_per_sm
+        self._device = device
+        self._sms = sms
 
-    def launch(
+    def plan(
         self,
-        arguments: tuple[int | bytes, ...],
+        strides: tuple[int, ...],
         groups: int,
+        rows: int,
         max_context: int,
         prefetched_bytes: int,
-        stream: int,
-    ) -> None:
-        """Enqueue one launch on a stream of the kernel's device.
+        tensor_maps: TensorMaps | None = None,
+    ) -> Plan:
+        """How to launch it at any addresses, on the current stream of its device.
 
-        The grid depends on the capacity of the call, never on its lengths: where these could fill
-        it, a second wave of CTAs follows the first.
+        Parameters
+        ----------
+        strides : tuple of int
+            Bytes between rows (or pages) of query, query_scales, key_cache, key_scales, block_table
+            and scores.
+        groups, rows, max_context : int
+            Groups, rows of each, and columns of the scores.
+        prefetched_bytes : int
+            Bytes of the block table to prefetch.
+        tensor_maps : callable, optional
+            The tensor maps of a call, given its addresses; for kernels that take some.
         """
-        config, ctas = self._config, self._first_ctas
-        buffer = _buffers.of.get(config.parameters)
-        if buffer is None:
-            buffer = _buffers.of[config.parameters] = _ArgumentBuffer(config.parameters)
-        buffer.pack(*arguments, ctas, prefetched_bytes)
-        if groups * (max_context // config.unit_keys) >= ctas * config.late_wave_units:
-            ctas *= 2
-        (code,) = driver.cuLaunchKernel(
-            self._function,
-            ctas, 1, 1,
-            config.threads, 1, 1,
-            config.shared_bytes, stream, buffer.address, 0,
-        )  # fmt: skip
-        if code != driver.CUresult.CUDA_SUCCESS:
-            raise UnsupportedError(f"the CUDA driver failed to launch a kernel: {code.name}")
+        config, device = self._config, self._device
+        first, ctas = config.grid(self._sms, groups, max_context)
+        inverse = (2**32 - 1) // (first * config.teams)
+        constants_at = _MAPS_AT + (0 if tensor_maps is None else TENSOR_MAPS_BYTES)
+        attribute_at = constants_at + _CONSTANTS.size
+        extra_at = attribute_at + _ATTRIBUTE.size
+        buffer = ctypes.create_string_buffer(extra_at + _EXTRA.size)
+        base = ctypes.addressof(buffer)
+        attribute, extra = base + attribute_at, base + extra_at + struct.calcsize("q")
+        _SIZES.pack_into(buffer, 0, ctas, 1, 1, config.threads, 1, 1, config.shared_bytes)
+        _CONSTANTS.pack_into(
+            buffer,
+            constants_at,
+            *(*strides, groups, rows, max_context, first, prefetched_bytes, inverse),
+        )
+        _ATTRIBUTE.pack_into(
+            buffer,
+            attribute_at,
+            driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            1,
+        )
+        _EXTRA.pack_into(
+            buffer,
+            extra_at,
+            attribute_at - _PARAMETERS_AT,
+            *(_PARAMETER_BUFFER, base + _PARAMETERS_AT),
+            *(_PARAMETER_BUFFER_SIZE, base + extra_at),
+            _END,
+        )
+        launch, function = _launch_function(), self._function
+        fill, view = _STREAM_AND_ADDRESSES.pack_into, memoryview(buffer).cast("B")
+        lock = threading.Lock()
+        # The handles alone: what torch.cuda makes of them takes 2 us a call.
+        current_device = torch._C._cuda_getDevice
+        current_stream = torch._C._cuda_getCurrentRawStream
+
+        def plan(*addresses: int) -> None:
+            if current_device() != device:
+                with torch.cuda.device(device):
+                    plan(*addresses)
+                return
+            maps = b"" if tensor_maps is None else tensor_maps(*addresses)
+            with lock:
+                view[_MAPS_AT : _MAPS_AT + len(maps)] = maps
+                fill(buffer, _STREAM_AT, current_stream(device), attribute, 1, *addresses)
+                code = launch(base, function, None, extra)
+            if code:
+                name = driver.CUresult(code).name
+                raise UnsupportedError(f"the CUDA driver failed to launch a kernel: {name}")
+
+        return plan

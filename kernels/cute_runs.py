@@ -11,29 +11,29 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-from .cute_schedule import WARP, Lengths, Place, keys_and_request, units_of_keys
+from .cute_schedule import WARP, Lengths, Place, keys_and_request, pages_of_keys
 
 
 class Runs(NamedTuple):
     """The current run and what is left of the share, as every lane of a warp sees it."""
 
     group: Int32
-    unit: Int32  # of the group, where the run starts
-    units: Int32  # of the run; 0 once the share is walked
+    block: Int32  # which of the group's pages the run starts with
+    pages: Int32  # of the run; 0 once the share is walked
     keys: Int32  # the group's length
     request: Int32
-    left: Int32  # units of the share from the run's start on
+    left: Int32  # pages of the share from the run's start on
     first_group: Int32  # of the 32 groups whose lengths and requests the lanes hold
     lane_keys: Int32
     lane_request: Int32
 
 
-def start_runs(source: Lengths, place: Place, left: Int32) -> Runs:
-    """The first run of a share of `left` units."""
+def start_runs(place: Place, left: Int32) -> Runs:
+    """The first run of a share of `left` pages."""
     return Runs(
         group=place.group,
-        unit=place.unit,
-        units=cutlass.min(left, units_of_keys(source, place.keys) - place.unit),
+        block=place.block,
+        pages=cutlass.min(left, pages_of_keys(place.keys) - place.block),
         keys=place.keys,
         request=place.request,
         left=left,
@@ -51,10 +51,10 @@ def _groups_with_keys(lane_keys: Int32) -> Uint32:
 @cute.jit
 def next_run(source: Lengths, runs: Runs) -> Runs:
     """The run after this one, in the next group that has keys; all lanes of a warp together."""
-    group, unit, units, keys, request, left, first_group, lane_keys, lane_request = runs
-    left -= units
-    unit = Int32(0)
-    units = Int32(0)
+    group, block, pages, keys, request, left, first_group, lane_keys, lane_request = runs
+    left -= pages
+    block = Int32(0)
+    pages = Int32(0)
     if left > 0:
         held = (Uint32(2) << Uint32(group - first_group)) - 1  # lanes up to the group's own
         later = _groups_with_keys(lane_keys) & ~held
@@ -66,5 +66,5 @@ def next_run(source: Lengths, runs: Runs) -> Runs:
         group = first_group + lane
         keys = cute.arch.shuffle_sync(lane_keys, lane)
         request = cute.arch.shuffle_sync(lane_request, lane)
-        units = cutlass.min(left, units_of_keys(source, keys))
-    return Runs(group, unit, units, keys, request, left, first_group, lane_keys, lane_request)
+        pages = cutlass.min(left, pages_of_keys(keys))
+    return Runs(group, block, pages, keys, request, left, first_group, lane_keys, lane_request)

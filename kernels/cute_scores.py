@@ -6,7 +6,7 @@ import functools
 
 from sdsa_quant.layout import PAGE
 
-from .availability import capability, device_index, package_version
+from .availability import capability, device_index, multiprocessors, package_version
 from .checks import TILED_SCALES_REASON, ScoreProblem
 from .cute_plans import plan_for
 from .cute_self_check import is_trusted, known_reason_against
@@ -15,7 +15,7 @@ from .plans import Plan, addresses_of
 
 DISTRIBUTION = "nvidia-cutlass-dsl"
 MINIMUM_VERSION = (4, 8)
-_MAX_UNITS = 2**31 - 1  # the kernel counts quarter pages in 32 bits
+_MAX_PAGES = 2**31 - 1  # the kernel counts pages in 32 bits
 
 
 @functools.cache
@@ -36,7 +36,7 @@ def reason_unsupported(problem: ScoreProblem) -> str | None:
     if found not in ARCHITECTURES:
         names = ", ".join(f"SM{major}{minor}" for major, minor in ARCHITECTURES)
         return f"it has kernels for {names}, this is an SM{found[0]}{found[1]}"
-    if problem.groups * (problem.max_context // (PAGE // 4) + 1) > _MAX_UNITS:
+    if problem.groups * (problem.max_context // PAGE + 1) > _MAX_PAGES:
         return f"{problem.groups} groups of up to {problem.max_context} keys are too many for it"
     reason = _reason_against_dsl(package_version(DISTRIBUTION))
     return _reason_against_tiled_scales(problem) if reason is None else reason
@@ -88,5 +88,5 @@ def _plan(problem: ScoreProblem) -> Plan:
     architecture = ARCHITECTURES[capability(device)]
     variant = tensor_core_variant(problem, architecture)
     if variant is None or not is_trusted(device, variant):
-        variant = warp_variant(problem, architecture)
+        variant = warp_variant(problem, architecture, multiprocessors(device))
     return plan_for(problem, variant)

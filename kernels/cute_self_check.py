@@ -17,7 +17,7 @@ import torch
 
 from sdsa_quant.errors import UnsupportedError
 
-from .availability import capability
+from .availability import capability, multiprocessors
 from .capture import refuse_capture_before_warmup
 from .checks import ScoreProblem
 from .cute_plans import plan_for
@@ -77,7 +77,7 @@ def _reason_against(device: int, variant: str) -> str | None:
     values = "bf16" if variant == "tcgen05_bf16" else "nvfp4"
     problem = exact_problem(values, torch.device("cuda", device), _LENGTHS, rows_per_group=_ROWS)
     expected = replace(problem, scores=problem.scores.clone())
-    _run(expected, warp_variant(problem, ARCHITECTURES[capability(device)]))
+    _run(expected, _warp_variant(problem, device))
     if variant == TILED_SCALES_VARIANT:
         problem = with_tiled_scales(problem)
     try:
@@ -95,6 +95,10 @@ def _reason_against(device: int, variant: str) -> str | None:
             f"and {int(different.sum()) - 1} others)"
         )
     return None
+
+
+def _warp_variant(problem: ScoreProblem, device: int) -> str:
+    return warp_variant(problem, ARCHITECTURES[capability(device)], multiprocessors(device))
 
 
 def _run(problem: ScoreProblem, variant: str) -> None:

@@ -42,6 +42,7 @@ class Pages(NamedTuple):
     scale_stride: Int64  # bytes between pages; not used with tiled scales
     table: Int64
     table_stride: Int64  # bytes between rows of the block table
+    policy: Int64  # what the L2 cache does with keys
 
 
 class Queries(NamedTuple):
@@ -51,6 +52,7 @@ class Queries(NamedTuple):
     scales: Int64
     scale_stride: Int64  # bytes between rows
     rows: Int32  # of a group
+    policy: Int64  # what the L2 cache does with them
 
 
 @cute.jit
@@ -77,6 +79,7 @@ def copy_query(
                 queries.tensor_map,
                 (Int32(part * tile.row_bytes), first_row),
                 barrier,
+                queries.policy,
             )
 
 
@@ -91,6 +94,7 @@ def copy_keys(
                 pages.tensor_map,
                 (Int32(part * tile.row_bytes), Int32(0), page),
                 barrier,
+                pages.policy,
             )
 
 
@@ -165,7 +169,7 @@ def copy_tile(
         copy_keys(tile, pages, stage, barrier, first, second)
         if whole:
             source = pages.scales + Int64(first >> 1) * SCALE_TILE_BYTES
-            copy_bulk_to_shared(scales, source, Int32(SCALE_TILE_BYTES), barrier)
+            copy_bulk_to_shared(scales, source, Int32(SCALE_TILE_BYTES), barrier, pages.policy)
 
 
 @cute.jit
@@ -191,11 +195,11 @@ def copy_share(
     where = shared_map(tile)
     slot = first_slot()
     query_slot = first_slot()
-    while runs.units > 0:
-        table = pages.table + Int64(runs.request) * pages.table_stride + Int64(runs.unit) * 4
+    while runs.pages > 0:
+        table = pages.table + Int64(runs.request) * pages.table_stride + Int64(runs.block) * 4
         # The page numbers of the 32 pages at hand and of the 32 after them, one a lane.
         lane_pages = Int32(MISSING)
-        ahead = _load_pages(table, Int32(0), runs.units)
+        ahead = _load_pages(table, Int32(0), runs.pages)
         wait_empty(shared + where.query_empty, query_slot)
         copy_query(
             tile,
@@ -205,11 +209,11 @@ def copy_share(
             runs.group,
         )
         query_slot = next_slot(query_slot, QUERY_BUFFERS)
-        for page in range(0, runs.units, TILE_PAGES):
+        for page in range(0, runs.pages, TILE_PAGES):
             lane = page & (WARP - 1)
             if lane == 0:
                 lane_pages = ahead
-                ahead = _load_pages(table, page + WARP, runs.units)
+                ahead = _load_pages(table, page + WARP, runs.pages)
             first = cute.arch.shuffle_sync(lane_pages, lane)
             second = cute.arch.shuffle_sync(lane_pages, lane + 1)
             wait_empty(shared + where.empty, slot)

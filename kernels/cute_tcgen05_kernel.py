@@ -14,20 +14,23 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import GridConstant, Int32, Int64, Uint8
+from cutlass import GridConstant, Int32, Int64, Uint8, Uint32
 from cutlass.experimental.cuda import tensor_map as tma
 
 from sdsa_quant.layout import MAX_ROWS, PAGE
 
 from .cute_ptx import (
     barrier_init,
+    eviction_policy,
+    launch_dependents,
     load_shared_int,
     prefetch_to_l2,
     store_global_floats,
     store_shared_int,
+    wait_for_prerequisites,
 )
 from .cute_runs import Runs, next_run, start_runs
-from .cute_schedule import WARP, Lengths, Worker, find_share
+from .cute_schedule import WARP, Lengths, Worker, find_share, page_policy
 from .cute_tcgen05_copies import Pages, Queries, copy_share
 from .cute_tcgen05_ptx import (
     allocate_tensor_memory,
@@ -70,9 +73,9 @@ from .cute_tcgen05_tiles import (
 
 CACHE_LINE = 128
 
-# Units (pages) for every CTA of the first wave from which a second one pays; as many an SM as
-# the warp-level kernel needs there (cute_schedule).
-LATE_WAVE_PAGES = 64
+# Pages for every CTA of the first wave, from which on late CTAs follow: as many an SM as the
+# warp-level kernel needs (cute_schedule).
+LATE_LEAST_TILE_PAGES = 64
 
 
 class ScoreRows(NamedTuple):
@@ -148,7 +151,7 @@ def multiply_share(
     slot = first_slot()
     query_slot = first_slot()
     accumulator = first_slot()
-    while runs.units > 0:
+    while runs.pages > 0:
         query = shared + where.queries + query_slot.index * tile.query_buffer_bytes
         wait_full(shared + where.query_full, query_slot)
         if cutlass.const_expr(tile.scale_bytes > 0):
@@ -156,7 +159,7 @@ def multiply_share(
             with cute.arch.elect_one():
                 column = tile.query_scale_column + query_slot.index * (2 * SCALE_COLUMNS)
                 copy_both_halves(tensor + column, query + tile.query_bytes)
-        for _ in range(0, runs.units, TILE_PAGES):
+        for _ in range(0, runs.pages, TILE_PAGES):
             wait_empty(shared + where.stored, accumulator)
             wait_full(shared + where.full, slot)
             fence_after_thread_sync()
@@ -209,11 +212,11 @@ def store_share(
     accumulator = first_slot()
     lane = cute.arch.lane_idx()
     quarter = tensor + (warp << 21)  # tensor memory's lane 32 warp
-    while runs.units > 0:
+    while runs.pages > 0:
         row = Int64(runs.group) * Int64(score_rows.rows)
         target = score_rows.address + row * score_rows.stride
-        end = cutlass.min(runs.keys, (runs.unit + runs.units) * PAGE)
-        for page in range(0, runs.units, TILE_PAGES):
+        end = cutlass.min(runs.keys, (runs.block + runs.pages) * PAGE)
+        for page in range(0, runs.pages, TILE_PAGES):
             wait_full(shared + where.scored, accumulator)
             fence_after_thread_sync()
             scores = load_tensor_columns(quarter + accumulator.index * tile.columns, MAX_ROWS)
@@ -221,7 +224,7 @@ def store_share(
             cute.arch.sync_warp()
             if lane == 0:
                 barrier_arrive(shared + where.stored + accumulator.index * BARRIER_BYTES)
-            key = (runs.unit + page) * PAGE + warp * WARP + lane
+            key = (runs.block + page) * PAGE + warp * WARP + lane
             store_scores(
                 score_rows.rows, target + Int64(key) * 4, score_rows.stride, scores, key < end
             )
@@ -260,58 +263,67 @@ def init_barriers(tile: cutlass.Constexpr, shared: Int32, thread: Int32) -> None
 @cute.kernel
 def tcgen05_kernel(
     variant: cutlass.Constexpr[str],  # first, since symbols are cut off
-    key_map: GridConstant[tma.TensorMap],
-    query_map: GridConstant[tma.TensorMap],
+    query: Int64,  # for the tensor map, as keys
     query_scales: Int64,
-    query_scale_stride: Int64,
+    keys: Int64,
     key_scales: Int64,
-    key_scale_stride: Int64,
     table: Int64,
-    table_stride: Int64,
     lengths: Int64,
     requests: Int64,
     scores: Int64,
+    query_map: GridConstant[tma.TensorMap],
+    key_map: GridConstant[tma.TensorMap],
+    query_stride: Int64,
+    query_scale_stride: Int64,
+    key_stride: Int64,
+    key_scale_stride: Int64,
+    table_stride: Int64,
     score_stride: Int64,
     groups: Int32,
     rows: Int32,
     max_context: Int32,
     first_ctas: Int32,
     prefetched_bytes: Int32,
+    inverse_ctas: Uint32,
 ) -> None:
     tile = FORMATS[variant]
     where = shared_map(tile)
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
-    ctas, _, _ = cute.arch.grid_dim()
     warp = cute.arch.make_warp_uniform(thread >> 5)
     shared = Int32(cute.arch.get_dyn_smem(Uint8, alignment=1024).toint())
-    pages = Pages(
-        Int64(key_map.get_ptr().toint()), key_scales, key_scale_stride, table, table_stride
+    query_address, key_address = (
+        Int64(tensor_map.get_ptr().toint()) for tensor_map in (query_map, key_map)
     )
-    queries = Queries(Int64(query_map.get_ptr().toint()), query_scales, query_scale_stride, rows)
 
-    # While the lengths are on their way; the table is needed as soon as they are there.
+    # Before anything is read: fetching into the L2 cache is right whoever still writes there.
+    launch_dependents()
     line = (cta * THREADS + thread) * CACHE_LINE
     if line < prefetched_bytes:
         prefetch_to_l2(table + Int64(line))
     if warp == COPY_WARP:
         with cute.arch.elect_one():
-            prefetch_tensor_map(pages.tensor_map)
-            prefetch_tensor_map(queries.tensor_map)
+            prefetch_tensor_map(key_address)
+            prefetch_tensor_map(query_address)
     init_barriers(tile, shared, thread)
 
-    source = Lengths(lengths, requests, groups, max_context, PAGE.bit_length() - 1)
-    worker = Worker(Int32(0), cta, 1, first_ctas, ctas - first_ctas, LATE_WAVE_PAGES)
-    place, left = find_share(source, worker, shared + where.scratch, THREADS)
-    if left > 0:
+    wait_for_prerequisites()
+    source = Lengths(lengths, requests, groups, max_context)
+    worker = Worker(Int32(0), cta, 1, first_ctas, inverse_ctas, LATE_LEAST_TILE_PAGES, 0)
+    place, share = find_share(source, worker, shared + where.scratch, THREADS)
+    if share.count > 0:
         if warp == MMA_WARP:
             allocate_tensor_memory(shared + where.tensor_slot, tile.tensor_columns)
         fence_before_thread_sync()
         cute.arch.sync_threads()
         fence_after_thread_sync()
         tensor = load_shared_int(shared + where.tensor_slot)
-        runs = start_runs(source, place, left)
+        runs = start_runs(place, share.count)
         if warp == COPY_WARP:
+            policy = page_policy(share.total, rows)
+            pages = Pages(key_address, key_scales, key_scale_stride, table, table_stride, policy)
+            kept = eviction_policy("evict_normal")
+            queries = Queries(query_address, query_scales, query_scale_stride, rows, kept)
             copy_share(tile, source, pages, queries, shared, runs)
         elif warp == MMA_WARP:
             multiply_share(tile, source, shared, tensor, runs)
@@ -335,43 +347,53 @@ def _any_tensor_map(tile: TileFormat, rank: int) -> tma.TensorMap:
 
 @cute.jit
 def launch_tcgen05_kernel(
+    query: Int64,
     query_scales: Int64,
-    query_scale_stride: Int64,
+    keys: Int64,
     key_scales: Int64,
-    key_scale_stride: Int64,
     table: Int64,
-    table_stride: Int64,
     lengths: Int64,
     requests: Int64,
     scores: Int64,
+    query_stride: Int64,
+    query_scale_stride: Int64,
+    key_stride: Int64,
+    key_scale_stride: Int64,
+    table_stride: Int64,
     score_stride: Int64,
     groups: Int32,
     rows: Int32,
     max_context: Int32,
     first_ctas: Int32,
     prefetched_bytes: Int32,
+    inverse_ctas: Uint32,
     variant: cutlass.Constexpr[str],
 ) -> None:
     tile = FORMATS[variant]
     tcgen05_kernel(
         variant,
-        _any_tensor_map(tile, 3),
-        _any_tensor_map(tile, 2),
+        query,
         query_scales,
-        query_scale_stride,
+        keys,
         key_scales,
-        key_scale_stride,
         table,
-        table_stride,
         lengths,
         requests,
         scores,
+        _any_tensor_map(tile, 2),
+        _any_tensor_map(tile, 3),
+        query_stride,
+        query_scale_stride,
+        key_stride,
+        key_scale_stride,
+        table_stride,
         score_stride,
         groups,
         rows,
         max_context,
         first_ctas,
         prefetched_bytes,
+        inverse_ctas,
     ).launch(
         grid=(1, 1, 1),
         block=(THREADS, 1, 1),

@@ -18,18 +18,24 @@ def prefetch_tensor_map(tensor_map: Int64) -> None:
 
 
 def copy_tensor_box(
-    target: Int32, tensor_map: Int64, coordinates: Sequence[Int32], barrier: Int32
+    target: Int32,
+    tensor_map: Int64,
+    coordinates: Sequence[Int32],
+    barrier: Int32,
+    policy: Int64,
 ) -> None:
     """Asynchronous copy of one box of a tensor map, zeros where it lies outside of the tensor.
 
-    All bytes of the box count towards the barrier, those outside of the tensor too.
+    All bytes of the box count towards the barrier, those outside of the tensor too. `policy` is an
+    `eviction_policy`.
     """
-    place = ", ".join(f"{{$r{2 + i}}}" for i in range(len(coordinates)))
+    rank = len(coordinates)
+    place = ", ".join(f"{{$r{2 + i}}}" for i in range(rank))
     inline_ptx(
-        f"cp.async.bulk.tensor.{len(coordinates)}d.shared::cluster.global.tile"
-        ".mbarrier::complete_tx::bytes "
-        f"[{{$r0}}], [{{$r1}}, {{ {place} }}], [{{$r{2 + len(coordinates)}}}];",
-        read_only_args=[target, tensor_map, *coordinates, barrier],
+        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
+        ".mbarrier::complete_tx::bytes.L2::cache_hint "
+        f"[{{$r0}}], [{{$r1}}, {{ {place} }}], [{{$r{2 + rank}}}], {{$r{3 + rank}}};",
+        read_only_args=[target, tensor_map, *coordinates, barrier, policy],
     )
 
 

@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Int32
 
 from .cute_ptx import barrier_wait
-from .cute_schedule import WARP, schedule_bytes
+from .cute_schedule import WARP, scratch_bytes
 from .cute_tcgen05_tiles import BARRIER_BYTES, SharedMap, TileFormat
 
 STORE_WARPS = 4  # warp i reads lanes 32 i .. 32 i + 31 of tensor memory
@@ -17,7 +17,7 @@ THREADS = WARP * 6
 
 def shared_map(tile: TileFormat) -> SharedMap:
     """Where a CTA has things in shared memory."""
-    return SharedMap(tile, schedule_bytes(THREADS))
+    return SharedMap(tile, scratch_bytes(THREADS))
 
 
 class Slot(NamedTuple):

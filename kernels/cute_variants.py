@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from sdsa_quant.layout import PAGE
+
 from .checks import BF16, NVFP4, ScoreProblem
 
 ARCHITECTURES: dict[tuple[int, int], str] = {
@@ -17,13 +19,17 @@ ARCHITECTURES: dict[tuple[int, int], str] = {
     (12, 0): "sm_120a",
 }
 
+# Suffix of the variants for short lists, where two warps share a page, and the most pages of such a
+# list for every multiprocessor: two for each team, so that all are on their way at once.
+SHORT = "_short"
+SHORT_PAGES_OF_SM = 16
+
 # Rows per group up to which scales are applied to partial dots instead of to values, where int8
 # MMAs run at full speed.
 BLOCK_COLUMN_ROWS = {"sm_90a": 2}
 
 # Architectures with an instruction that converts E2M1 to FP16.
 CONVERTING = ("sm_100a", "sm_103a", "sm_120a")
-
 
 # Architectures with tcgen05, tensor cores of the whole SM, and the variants for it.
 TENSOR_CORE = ("sm_100a", "sm_103a")
@@ -41,8 +47,14 @@ def ctas_per_sm(architecture: str) -> int:
 def variants_of(architecture: str) -> list[str]:
     """Every variant that can be asked for on an architecture."""
     blocks = [f"blocks{rows + 1}" for rows in range(BLOCK_COLUMN_ROWS.get(architecture, 0))]
+    nvfp4 = ["mixed", _dot_products(architecture), *blocks]
     tensor_core = TENSOR_CORE_VARIANTS if architecture in TENSOR_CORE else ()
-    return ["bf16", "mixed", _dot_products(architecture), *blocks, *tensor_core]
+    return ["bf16", *nvfp4, *(name + SHORT for name in nvfp4), *tensor_core]
+
+
+def split_variant(variant: str) -> tuple[str, bool]:
+    """A variant's name without `SHORT`, and whether it had it."""
+    return variant.removesuffix(SHORT), variant.endswith(SHORT)
 
 
 def _dot_products(architecture: str) -> str:
@@ -72,12 +84,16 @@ def _fits_tensor_map(tensor: torch.Tensor) -> bool:
     return count in _TENSOR_MAP_SIZES and stride in _TENSOR_MAP_STRIDES and stride >= size
 
 
-def warp_variant(problem: ScoreProblem, architecture: str) -> str:
-    """The warp-level variant that serves a call, if its scales are linear."""
+def warp_variant(problem: ScoreProblem, architecture: str, sms: int) -> str:
+    """The warp-level variant that serves a call, if its scales are linear, on `sms` SMs."""
     if problem.key_format == BF16:
         return "bf16"
+    capacity = problem.groups * -(-problem.max_context // PAGE)
+    short = capacity <= SHORT_PAGES_OF_SM * sms
     if problem.query_format != NVFP4:
-        return "mixed"
-    if problem.rows_per_group <= BLOCK_COLUMN_ROWS.get(architecture, 0):
-        return f"blocks{problem.rows_per_group}"
-    return _dot_products(architecture)
+        name = "mixed"
+    elif problem.rows_per_group <= BLOCK_COLUMN_ROWS.get(architecture, 0):
+        name = f"blocks{problem.rows_per_group}"
+    else:
+        name = _dot_products(architecture)
+    return name + SHORT if short else name

@@ -72,6 +72,8 @@ def _check_type(op: Decoder, name: str, type_name: str) -> None:
     bitwise = name in ("and", "or", "xor", "cas", "exch")
     if bitwise != (type_name[0] == "b" and type_name not in ("bf16", "bf16x2")):
         raise op.unsupported(f".{name} of .{type_name}")
+    if name in ("min", "max") and type_name in ("f32", "f64"):
+        raise op.unsupported(f".{name} of .{type_name}")
     if name in ("inc", "dec") and type_name != "u32":
         raise op.unsupported(f".{name} of .{type_name}")
 
@@ -98,15 +100,20 @@ def compile_atomic(op: Decoder) -> Closure:
     operands = len(op.operands) - first
     if operands < (3 if name == "cas" else 2) or operands > 3:
         raise op.unsupported(f"{len(op.operands)} operands")
-    return _atomic_closure(op, space, update, count, parts, name == "cas")
+    return _atomic_closure(op, space, type_name, update, count, parts, name == "cas")
 
 
 def _atomic_closure(
-    op: Decoder, space: str, update: Update, count: int, parts: int, compares: bool
+    op: Decoder,
+    space: str,
+    type_name: str,
+    update: Update,
+    count: int,
+    parts: int,
+    compares: bool,
 ) -> Closure:
     first = 1 if op.instruction.parts[0] == "atom" else 0
     memory, resolver = op.memory(first), Resolver(space)
-    type_name = op.instruction.parts[-1]
     dtype = UNSIGNED[TYPE_BITS[type_name]]
     element = np.dtype(f"u{np.dtype(dtype).itemsize * count // parts}").type
     values = [op.source(e, dtype) for e in op.vector(first + 1)]

@@ -304,6 +304,8 @@ _SPREAD = {
 
 def _describe(found: int, what: str, faults: int) -> EmulationError:
     """The error for a byte's flags."""
+    if found & OUTSIDE:
+        return OutOfBounds(f"{what} that do not belong to the kernel")
     if found & ASYNC_WRITE:
         kind = InFlightRead if faults == READ_FAULTS else InFlightWrite
         return kind(f"{what} that an asynchronous operation may still be writing")
@@ -350,9 +352,15 @@ class AddressSpace:
         OutOfBounds
         """
         index = bisect_right(self._bases, address) - 1
-        if index < 0 or address >= self.regions[index].end:
-            raise OutOfBounds(f"{self.name} address {address:#x} is in no region")
-        return self.regions[index]
+        if index < 0:
+            raise OutOfBounds(f"{self.name} address {address:#x} is below every region")
+        region = self.regions[index]
+        if address >= region.end:
+            raise OutOfBounds(
+                f"{self.name} address {address:#x} is in no region; {region.name}, the last one"
+                f" below it, ends at {region.end:#x}"
+            )
+        return region
 
     def proxy_fence(self) -> None:
         """A proxy fence for every region."""

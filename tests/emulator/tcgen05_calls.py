@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 VARIANTS = ("tcgen05_bf16", "tcgen05_nvfp4", "tcgen05_nvfp4_128x4")
 PAGE = 64
+CTAS = 6
 
 
 def launch_tensor_core(session: Session, problem: Problem, ctas: int | None) -> None:
     """Launch a call of `indexer_scores` on backend `cute` as if its tensor cores were trusted.
 
-    Runs in a recorder's process. `ctas` replaces the first wave of CTAs that fills the device, so
-    that few CTAs do all the work.
+    Runs in a recorder's process. `ctas` (or `CTAS`) replaces the first wave of CTAs that fills the
+    device, so that few CTAs do all the work.
     """
     from sdsa_kernels import cute_scores
 
@@ -68,7 +69,8 @@ def _prepared(session: Session, problem: Problem, ctas: int | None) -> ScoreProb
     variant = tensor_core_variant(checked, ARCHITECTURES[session.device.capability])
     assert variant is not None
     kernel = cute_loading.loaded_kernel(0, variant)
-    kernel._first_ctas = ctas or session.device.multiprocessors * kernel._config.ctas_per_sm
+    kernel._config = replace(kernel._config, ctas_per_sm=1)
+    kernel._sms = ctas or CTAS
     return checked
 
 

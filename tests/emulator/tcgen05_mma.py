@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 COLLECTOR_USES = ("fill", "use", "lastuse", "discard")
 PACKED_KINDS = ("mxf4", "mxf4nvf4")
 MAX_SCALE_INPUT = 15
-UNSPECIFIED = 0xA7A7 << 16  # upper half of a word that holds a 16-bit result
+UNSPECIFIED = 0xFFA5 << 16  # upper half of a word that holds a 16-bit result
 
 decode_descriptor = lru_cache(maxsize=1024)(decode_instruction_descriptor)
 

@@ -17,9 +17,9 @@ KERNEL = CompiledKernel(
         threads=256,
         shared_bytes=4096,
         ctas_per_sm=2,
-        unit_keys=64,
-        late_wave_units=96,
-        parameters="14q6i",
+        teams=8,
+        late_least_pages=12,
+        two_late_pages=48,
     ),
 )
 

@@ -19,7 +19,7 @@ from sdsa_kernels.score_check import UNTOUCHED
 from sdsa_kernels.synthetic import FORMATS
 from sdsa_quant.errors import UnsupportedError
 
-VARIANT, WARP_LEVEL = "tcgen05_nvfp4", "nvfp4_cvt"
+VARIANT, WARP_LEVEL = "tcgen05_nvfp4", "nvfp4_cvt_short"
 Breakage = Callable[[ScoreProblem], None]
 
 
@@ -51,6 +51,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(cute_self_check, "exact_problem", small)
     monkeypatch.setattr(cute_self_check, "_verdicts", {})
     monkeypatch.setattr(cute_self_check, "capability", lambda device: (10, 0))
+    monkeypatch.setattr(cute_self_check, "multiprocessors", lambda device: 1)
     monkeypatch.setattr(cute_self_check, "refuse_capture_before_warmup", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "Event", _Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
@@ -190,6 +191,7 @@ def test_the_verdict_decides_what_is_launched(
     planned: list[str] = []
     monkeypatch.setattr(cute_scores, "device_index", lambda device: 0)
     monkeypatch.setattr(cute_scores, "capability", lambda index: (10, 0))
+    monkeypatch.setattr(cute_scores, "multiprocessors", lambda index: 1)
     monkeypatch.setattr(cute_scores, "is_trusted", lambda *_: trusted)
     monkeypatch.setattr(
         cute_scores,
