@@ -203,3 +203,19 @@ def test_special_registers() -> None:
     assert (size == 64).all()
     assert (zero == 0).all()
     assert (clock > 0).all()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["L2::evict_first.b64 %d0", "L2::evict_last.L2::evict_unchanged.b64 %d0, 0.5"],
+    ids=["all", "half"],
+)
+def test_a_cache_policy_is_a_value(policy: str) -> None:
+    (got,) = run_lanes(f"createpolicy.fractional.{policy};", [LANES], [np.uint64], block=64)
+    assert len(set(got.tolist())) == 1
+
+
+@pytest.mark.parametrize("policy", ["fractional.L2::evict_never.b64 %d0", "range.L2.b64 %d0"])
+def test_an_unknown_cache_policy_is_named(policy: str) -> None:
+    with pytest.raises(UnsupportedInstruction, match="createpolicy"):
+        run_lanes(f"createpolicy.{policy};", [LANES], [np.uint64], block=64)

@@ -96,6 +96,14 @@ def test_groups_of_a_cta_and_ctas_of_a_group(
 
 
 @on_schedules
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("length", [1, 600])
+def test_a_single_group(recorder: LaunchRecorder, values: str, length: int, schedules: int) -> None:
+    problem = _problem(values, [length], rows_per_group=4, integers=True)
+    _run(recorder, values, problem, exact=True, seeds=range(length, length + schedules), ctas=3)
+
+
+@on_schedules
 @pytest.mark.parametrize("garbage", GARBAGE_ENTRIES)
 @pytest.mark.parametrize(
     ("values", "pitch", "separate"),
