@@ -236,7 +236,7 @@ class Warp:
             else:
                 fragment.pc = pc
         except EmulationError as error:
-            error.locate(self.place(pc, mask))
+            error.locate(self.place(pc, mask if self.guarded is None else self.guarded))
             raise
         self.instructions += limit - left
         launch.instructions += limit - left
@@ -374,7 +374,12 @@ class Cta:
         self.pending.append(operation)
 
     def _note_accesses(self, operation: AsyncOperation, warp: Warp) -> None:
-        """Tell the race detector what an operation does to shared memory."""
+        """Tell the race detector what an operation does to shared memory.
+
+        What the generic proxy does, lane by lane, its instructions tell themselves.
+        """
+        if not operation.async_proxy:
+            return
         lane = warp.only_lane()
         for where in operation.reads:
             if where.region is self.shared:
