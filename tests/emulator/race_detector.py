@@ -10,7 +10,8 @@ Lanes of one warp are ordered by its releases and by `bar.warp.sync`: what is tr
 true of two lanes in the same epoch.
 
 Asynchronous operations belong to the warp that started them, at that time; `cp.async` to lanes.
-Atomic and other strong accesses order what their threads did before and after, each location by itself.
+Atomic and other strong accesses order what their threads did before and after, each location by
+itself.
 """
 
 from __future__ import annotations
