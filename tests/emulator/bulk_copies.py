@@ -3,8 +3,8 @@
 Source: PTX ISA, "Data Movement and Conversion Instructions: Bulk copy". Copies to shared memory
 arrive in pieces, in any order, and report their bytes to the mbarrier piece by piece.
 
-Not implemented, and refused by name: `.multicast::cluster`, `.cp_mask`, and copies from shared
-memory to that of another CTA.
+Not implemented, and refused by name: `.cp_mask`, and copies from shared memory to that of another
+CTA.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .errors import Misaligned, MissingProxyFence, UnwrittenRead
 from .execution import AsyncOperation
 from .mbarriers import BarrierOperand, MBarrier, MBarriers
 from .memory import UNWRITTEN, Bytes
+from .multicast import Multicast, take_multicast
 from .ptx_types import TYPE_BITS
 from .registry import Closure, Decoder, Mask, instruction
 from .tensor_core import thread_of
@@ -82,6 +83,13 @@ def take_spaces(op: Decoder) -> tuple[str, str]:
 def take_cache_policy(op: Decoder, operands: int) -> None:
     """Take `.L2::cache_hint`, and insist on `operands` operands besides its policy."""
     op.expect_operands(operands + op.flag("L2::cache_hint"))
+
+
+def take_load_options(op: Decoder, operands: int) -> Multicast:
+    """Take multicast and cache hint of a load with `operands` operands besides mask and policy."""
+    ranks = take_multicast(op, operands)
+    take_cache_policy(op, operands + (ranks.slot is not None))
+    return ranks
 
 
 def check_unit(what: str, *values: int) -> None:
@@ -154,22 +162,24 @@ def compile_bulk(op: Decoder) -> Closure:
 
 def _compile_load(op: Decoder) -> Closure:
     """From global to shared memory, completing on an mbarrier."""
-    take_cache_policy(op, 4)
+    ranks = take_load_options(op, 4)
     op.one_of("mbarrier::complete_tx::bytes")
     target, source, size = op.memory(0), op.memory(1), op.source(2, np.uint32)
     barriers = BarrierOperand("shared", op.memory(3))
     name = op.instruction.text
 
     def run(warp: Warp, mask: Mask) -> None:
-        lanes = warp.lanes(mask)
+        lanes = np.flatnonzero(warp.lanes(mask)).tolist()
         requests = zip(
+            lanes,
             target.evaluate(warp, mask).tolist(),
             source.evaluate(warp, mask).tolist(),
             warp.slots[size][lanes].tolist(),
             barriers.offsets(warp, mask),
             strict=True,
         )
-        for to, start, length, barrier in requests:
+        for lane, to, start, length, barrier in requests:
+            ranks.check(warp, lane)
             _start_load(warp, name, to, start, length, barrier)
 
     return run

@@ -15,7 +15,12 @@ def memory_of(launch: Launch) -> dict[str, Region]:
 
 
 def emulate_launch(
-    launch: Launch, memory: dict[str, Region], seed: int, policy: Policy | None = None
+    launch: Launch,
+    memory: dict[str, Region],
+    seed: int,
+    policy: Policy | None = None,
+    *,
+    strict: bool = False,
 ) -> Report:
     """Run a recorded launch.
 
@@ -29,6 +34,8 @@ def emulate_launch(
         Of the schedule.
     policy : Policy, optional
         Instead of the seed's own.
+    strict : bool
+        Whether to refuse what works but what the ISA does not promise.
 
     Raises
     ------
@@ -53,4 +60,5 @@ def emulate_launch(
         launch.shared_bytes,
         seed,
         policy,
+        strict=strict,
     )

@@ -23,6 +23,7 @@ ELF_MAGIC = b"\x7fELF"
 ELF_HEADER_BYTES = 64
 FAT_MAGIC = bytes.fromhex("50ed55ba")
 FAT_HEADER_BYTES = 16
+RESERVED_SHARED_BYTES = 1024
 _SECTION_BYTES = 64
 _SEGMENT_BYTES = 56
 _NO_BITS = 8  # kind of a section without bytes in the file
@@ -122,6 +123,12 @@ def elf_size(image: bytes) -> int:
     return max(elf_extent(image), *ends)
 
 
+def _architecture(image: bytes) -> int:
+    """Such as 90: in the flags, where depends on the version of the ABI."""
+    (flags,) = struct.unpack_from("<I", image, 0x30)
+    return flags & 0xFF if image[8] < 8 else flags >> 8 & 0xFF
+
+
 def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at < len(info):
@@ -169,10 +176,12 @@ def elf_kernels(image: bytes) -> dict[str, KernelFacts]:
                 _, ordinal, offset, size = struct.unpack("<IHHI", value)
                 found[ordinal] = Parameter(offset, size >> 18)
         shared = sections.get(f".nv.shared.{kernel}")
+        # From SM90 on a kernel's section starts with what the system reserves of every CTA.
+        reserved = RESERVED_SHARED_BYTES if _architecture(image) >= 90 else 0
         kernels[kernel] = KernelFacts(
             tuple(found[ordinal] for ordinal in sorted(found)),
             registers.get(kernel),
-            shared.size if shared else 0,
+            shared.size - reserved if shared else 0,
         )
     return kernels
 

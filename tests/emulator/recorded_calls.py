@@ -81,6 +81,33 @@ def launch_ptx(session: Session, ptx: str, kernel: str, tensor_map: TensorMap | 
     checked(driver.cuLaunchKernelEx(config, function, (values, types), 0))
 
 
+def check_occupancy(session: Session, variant: str) -> None:
+    """Ask the driver how many CTAs of a scoring kernel fit an SM: as many as it was made for."""
+    from cuda.bindings import driver
+
+    from sdsa_kernels.cute_compile_cache import compiled_kernel
+
+    compiled = compiled_kernel("sm_90a", variant)
+    library = checked(driver.cuLibraryLoadData(compiled.image, None, None, 0, None, None, 0))
+    kernel = checked(driver.cuLibraryGetKernel(library, compiled.symbol.encode()))
+    function = checked(driver.cuKernelGetFunction(kernel))
+    config = compiled.config
+
+    def blocks(shared_bytes: int) -> int:
+        return checked(
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                function, config.threads, shared_bytes
+            )
+        )
+
+    registers = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
+    assert checked(driver.cuFuncGetAttribute(registers, function)) <= 128
+    static = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+    assert checked(driver.cuFuncGetAttribute(static, function)) == 0
+    assert blocks(config.shared_bytes) == config.ctas_per_sm == 2
+    assert blocks(120_000) == 1  # two would need 242,048 of the SM's 233,472 bytes
+
+
 def call_unanswered(session: Session) -> None:
     """Make a driver call that the stand-in does not answer."""
     from cuda.bindings import driver

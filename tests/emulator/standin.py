@@ -20,6 +20,7 @@ from .kernel_image import (
     ELF_MAGIC,
     FAT_HEADER_BYTES,
     FAT_MAGIC,
+    RESERVED_SHARED_BYTES,
     KernelFacts,
     elf_extent,
     elf_kernels,
@@ -180,11 +181,11 @@ def _device_attributes(device: Device) -> dict[int, int]:
         41: 1,  # UNIFIED_ADDRESSING
         75: major,  # COMPUTE_CAPABILITY_MAJOR
         76: minor,  # COMPUTE_CAPABILITY_MINOR
-        81: device.shared_bytes + 1024,  # MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+        81: device.shared_bytes + RESERVED_SHARED_BYTES,  # MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
         82: REGISTERS_OF_SM,  # MAX_REGISTERS_PER_MULTIPROCESSOR
         97: device.shared_bytes,  # MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         106: CTAS_OF_SM,  # MAX_BLOCKS_PER_MULTIPROCESSOR
-        111: 1024,  # RESERVED_SHARED_MEMORY_PER_BLOCK
+        111: RESERVED_SHARED_BYTES,  # RESERVED_SHARED_MEMORY_PER_BLOCK
         120: 1,  # CLUSTER_LAUNCH
         127: 1,  # TENSOR_MAP_ACCESS_SUPPORTED
     }
@@ -343,15 +344,16 @@ class StandIn:
         facts = self._kernels[kernel - 1].facts
         if facts.registers is None:
             return self._refuse(_NOT_SUPPORTED, "occupancy needs a binary, this kernel is PTX")
-        # Registers are handed out per warp, in units of 256; shared memory in units of 128 bytes.
+        # Registers are handed out per warp, in units of 256; shared memory in units of 128 bytes,
+        # and some of it is the system's.
         warps = -(-threads // 32)
         warp_registers = -(-facts.registers * 32 // 256) * 256
-        used = -(-(facts.shared_bytes + shared_bytes) // 128) * 128
+        used = -(-(facts.shared_bytes + shared_bytes) // 128) * 128 + RESERVED_SHARED_BYTES
         blocks[0] = min(
             CTAS_OF_SM,
             THREADS_OF_SM // (32 * warps),
             REGISTERS_OF_SM // (warps * warp_registers),
-            (self.device.shared_bytes + 1024) // max(used, 1024),
+            (self.device.shared_bytes + RESERVED_SHARED_BYTES) // used,
         )
         return _SUCCESS
 

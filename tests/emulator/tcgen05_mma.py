@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 COLLECTOR_USES = ("fill", "use", "lastuse", "discard")
 PACKED_KINDS = ("mxf4", "mxf4nvf4")
 MAX_SCALE_INPUT = 15
-UNSPECIFIED = 0xA7A7 << 16  # upper half of a word that holds a 16-bit result
+UNSPECIFIED = 0xFFA5 << 16  # upper half of a word that holds a 16-bit result
 
 decode_descriptor = lru_cache(maxsize=1024)(decode_instruction_descriptor)
 
@@ -248,27 +248,27 @@ class _Operands:
     def request(self, warp: Warp, lane: int) -> MmaRequest:
         """What the thread of a lane issues."""
         slots = warp.slots
-        in_tensor_memory = isinstance(self.a, MemoryOperand)
-        a = _address(warp, self.a, lane) if in_tensor_memory else int(slots[self.a][lane])
-        word = int(slots[self.descriptor][lane])
         words = [int(slots[slot][lane]) for slot in self.disabled]
-        scales = [_address(warp, scale, lane) for scale in self.scales]
+        scale_a, scale_b = [_address(warp, scale, lane) for scale in self.scales] or (0, 0)
         return MmaRequest(
-            decode_descriptor(word, self.kind, self.scale_vector),
+            decode_descriptor(int(slots[self.descriptor][lane]), self.kind, self.scale_vector),
             _address(warp, self.d, lane),
-            a,
+            _address(warp, self.a, lane),
             int(slots[self.b][lane]),
-            in_tensor_memory,
+            isinstance(self.a, MemoryOperand),
             bool(slots[self.accumulate][lane]),
             self.input_shift,
             sum(word << 32 * i for i, word in enumerate(words)),
-            *scales,
-            scale_vector=self.scale_vector,
+            scale_a,
+            scale_b,
+            self.scale_vector,
         )
 
 
-def _address(warp: Warp, operand: MemoryOperand, lane: int) -> int:
-    """A tensor-memory address of one lane."""
+def _address(warp: Warp, operand: MemoryOperand | int, lane: int) -> int:
+    """A tensor-memory address of one lane, or the descriptor in a slot."""
+    if isinstance(operand, int):
+        return int(warp.slots[operand][lane])
     return int(operand.evaluate(warp, None)[lane]) & 0xFFFFFFFF
 
 

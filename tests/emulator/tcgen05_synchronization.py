@@ -12,6 +12,7 @@ import numpy as np
 
 from .execution import AsyncOperation
 from .mbarriers import MBarriers, barrier_operand
+from .multicast import take_multicast
 from .registry import Closure, Decoder, Mask, instruction
 from .tensor_core import TensorCore, thread_of
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 @instruction("tcgen05.commit")
 def compile_commit(op: Decoder) -> Closure:
     """One arrival on an mbarrier when all prior MMAs and copies of the thread have completed."""
-    op.expect_operands(1)
     op.one_of("cta_group::1")
     op.one_of("mbarrier::arrive::one")
+    ranks = take_multicast(op, 1)
     where = barrier_operand(op, 0)
     op.one_of("b64")
     name = op.instruction.text
@@ -35,18 +36,12 @@ def compile_commit(op: Decoder) -> Closure:
         barriers = cta.extension(MBarriers)
         lanes = np.flatnonzero(warp.lanes(mask)).tolist()
         for lane, offset in zip(lanes, where.offsets(warp, mask), strict=True):
+            ranks.check(warp, lane)
             thread = thread_of(warp, lane)
             core.order.fence_before(thread)
-            barriers.at(offset)
-            cta.submit(
-                AsyncOperation(
-                    name,
-                    [],
-                    complete=lambda offset=offset: barriers.at(offset).arrive(),
-                    queue=core.queue(thread),
-                ),
-                warp,
-            )
+            barrier = barriers.at(offset)
+            operation = AsyncOperation(name, [], barrier.arrive, queue=core.queue(thread))
+            cta.submit(operation, warp)
 
     return run
 

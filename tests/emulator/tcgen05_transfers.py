@@ -133,7 +133,7 @@ def compile_ld(op: Decoder) -> Closure:
         lane, column = transfer.locate(warp)
         core = warp.cta.extension(TensorCore)
         core.begin_transfer(warp, "ld", transfer.footprints(lane, column), writes=False)
-        data = core.memory.read(*_bytes_of(transfer, lane, column))
+        data = core.load(*_bytes_of(transfer, lane, column))
         words = np.ascontiguousarray(data).view(np.uint32)[..., 0]
         for index, register in enumerate(registers):
             warp.slots[register][...] = words[:, index]

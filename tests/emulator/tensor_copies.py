@@ -4,8 +4,7 @@ Source: PTX ISA, "Data Movement and Conversion Instructions: Tensor copy"; see `
 a box is. Bytes of a box outside the tensor are zeros on the way in and not written on the way out.
 
 Not implemented, and refused by name: `.im2col` and its variants, `.tile::gather4`,
-`.tile::scatter4`, `.multicast::cluster`, `.cta_group::2`, NaN filling, changing tensor maps on the
-device.
+`.tile::scatter4`, `.cta_group::2`, NaN filling, changing tensor maps on the device.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .bulk_copies import delivery, split, stores, submit_load, take_cache_policy
+from .bulk_copies import delivery, split, stores, submit_load, take_cache_policy, take_load_options
 from .bulk_groups import BulkGroups
 from .bulk_reductions import GLOBAL_TYPES
 from .errors import UnsupportedInstruction
@@ -44,6 +43,12 @@ REDUCTION_TYPES = {
     DataType.BFLOAT16: "bf16",
     DataType.FLOAT32: "f32",
 }
+
+
+# What an H200 does to values on the way to shared memory (recorded).
+_NAN_FILL = 0x7FF7  # every 16 bits outside of the tensor, of all types
+_TENSOR_FLOATS = (DataType.TFLOAT32, DataType.TFLOAT32_FTZ)
+_CONVERTED = (*_TENSOR_FLOATS, DataType.FLOAT32_FTZ)
 
 
 @lru_cache(maxsize=256)
@@ -104,6 +109,21 @@ def _take_coordinates(op: Decoder, operand: Operand) -> _Coordinates:
     return _Coordinates(where, tuple(op.source(element, np.int32) for element in elements))
 
 
+def _round_to_tensor_floats(content: np.ndarray) -> np.ndarray:
+    """FP32 values rounded to the nearest TF32, bytes to bytes.
+
+    Raises
+    ------
+    UnsupportedInstruction
+        A value is a tie, infinite or NaN: none was recorded.
+    """
+    bits = np.ascontiguousarray(content).view(np.uint32)
+    tie = bits & np.uint32(0x1FFF) == 0x1000
+    if (tie | (bits & np.uint32(0x7F80_0000) == 0x7F80_0000)).any():
+        raise UnsupportedInstruction("a tensor copy of ties, infinities or NaN to TF32")
+    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFF_E000)).view(np.uint8)
+
+
 class _GlobalBox:
     """The bytes of a box that lie inside the tensor, in global memory."""
 
@@ -127,12 +147,17 @@ class _GlobalBox:
         """What an operation touches."""
         return [] if self.empty else [self.bytes]
 
-    def load(self) -> np.ndarray:
-        """The whole box, uint8 `[rows, row_bytes]`, zeros outside the tensor."""
+    def load(self, tensor: TensorMap) -> np.ndarray:
+        """The whole box as shared memory gets it, uint8 `[rows, row_bytes]`."""
         box = self.box
-        data = np.zeros((len(box.row_addresses), box.row_bytes), np.uint8)
+        shape = len(box.row_addresses), box.row_bytes
+        data = np.full((shape[0], shape[1] // 2), _NAN_FILL if tensor.oob_fill else 0, np.uint16)
+        data = data.view(np.uint8)
         if not self.empty:
-            data[self.inside, self.columns] = self.bytes.load().reshape(len(self.inside), -1)
+            content = self.bytes.load()
+            if tensor.data_type in _TENSOR_FLOATS:
+                content = _round_to_tensor_floats(content)
+            data[self.inside, self.columns] = content.reshape(len(self.inside), -1)
         return data
 
     def deliver(self, data: np.ndarray, store: Callable[[np.ndarray], None]) -> None:
@@ -170,7 +195,7 @@ def compile_tensor(op: Decoder) -> Closure:
 
 def _compile_load(op: Decoder) -> Closure:
     """From a global tensor to shared memory, completing on an mbarrier."""
-    take_cache_policy(op, 3)
+    ranks = take_load_options(op, 3)
     target, tensor = op.memory(0), _take_coordinates(op, op.operands[1])
     barriers = BarrierOperand("shared", op.memory(2))
     name = op.instruction.text
@@ -181,6 +206,7 @@ def _compile_load(op: Decoder) -> Closure:
         for lane, to, barrier in zip(
             lanes, target.evaluate(warp, mask).tolist(), offsets, strict=True
         ):
+            ranks.check(warp, lane)
             _start_load(warp, name, to, *tensor.evaluate(warp, lane), barrier)
 
     return run
@@ -189,8 +215,6 @@ def _compile_load(op: Decoder) -> Closure:
 def _start_load(warp: Warp, name: str, to: int, tensor: TensorMap, box: Box, barrier: int) -> None:
     """Start the load of one box."""
     tensor.check_shared_address(to)
-    if tensor.oob_fill and not box.complete:
-        raise UnsupportedInstruction(f"{name}: filling with NaN")
     cta = warp.cta
     source = _GlobalBox(cta, box)
     target, _ = _shared_box(cta, tensor, to)
@@ -198,7 +222,7 @@ def _start_load(warp: Warp, name: str, to: int, tensor: TensorMap, box: Box, bar
 
     def move(piece: slice) -> Callable[[], None]:
         def run() -> None:
-            _cell_rows(cta)[rows[piece]] = source.load().reshape(-1, CELL)[piece]
+            _cell_rows(cta)[rows[piece]] = source.load(tensor).reshape(-1, CELL)[piece]
 
         return run
 
@@ -236,10 +260,13 @@ def _start_store(
     """Start the store, or reduction, of one box."""
     tensor.check_shared_address(start)
     cta = warp.cta
-    place = _GlobalBox(cta, box)
     if box.starts_before:
         # The ISA does not say so, but an H200 stops with an illegal instruction (recorded).
         raise TensorMapError("a box must not be written at negative coordinates")
+    if tensor.data_type in _CONVERTED or (reduction is not None and box.splits_a_cell):
+        raise UnsupportedInstruction(f"{name}: writing converted types, or reducing parts of cells")
+    # The ISA says that what lies outside is not written, but an H200 writes whole cells (recorded).
+    place = _GlobalBox(cta, box.in_whole_cells())
     source, order = _shared_box(cta, tensor, start)
     targets: list[Bytes] = []
     store: Callable[[np.ndarray], None] = lambda data: None  # noqa: E731

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from .errors import DivergentExecution, TensorMemoryMisuse
 from .execution import AsyncOperation
 from .tensor_memory import Footprint, TensorMemory
@@ -117,6 +119,19 @@ class TensorCore:
             self.memory.check_allocated(footprint)
         reading, writing = ((), cells) if writes else (cells, ())
         self.order.start(TensorOperation(kind, threads_of(warp), reading, writing))
+
+    def load(self, lanes: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Bytes of tensor memory for registers, as `TensorMemory.read`.
+
+        Where only a part of them has been written, that is an error only with `strict`: a warp may
+        load lanes that a matrix of 64 rows leaves alone, and ignore the NaN that it gets.
+        """
+        launch = self.cta.launch
+        written = self.memory.written[lanes, offsets]
+        if launch.strict or written.all() or not written.any():
+            return self.memory.read(lanes, offsets)
+        launch.notes["tcgen05.ld of cells that nothing has written"] += 1
+        return self.memory.data[lanes, offsets]
 
     def collect(self, use: str, matrix: tuple[int, ...]) -> None:
         """Apply a collector qualifier to matrix A, given by all that identifies it.

@@ -6,7 +6,8 @@ Tensor Cores", arXiv:2512.07004; Fasi et al., "Numerical behavior of NVIDIA tens
 of products, exact, and the accumulator are aligned to the largest exponent among them, where a
 product's exponent is the sum of its factors' exponents; each is cut off some bits below, toward
 zero; the sum of these is exact, and is cut off to FP32, toward zero. Blocks follow each other in
-order of k.
+order of k. Sums recorded on an H200 decide on the numbers for SM90: the rules below give every one
+of them, rules of one bit more or less or of half the block do not (`test_tensor_core_sums`).
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ Sources: CUDA driver API, `cuTensorMapEncodeTiled` (its rules are in `tensor_map
 as the driver takes them.
 """
 
+from __future__ import annotations
+
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -57,10 +59,12 @@ ELEMENT_BITS = {
     DataType.FLOAT32: 32,
     DataType.FLOAT64: 64,
     DataType.BFLOAT16: 16,
+    DataType.FLOAT32_FTZ: 32,
     DataType.TFLOAT32: 32,
+    DataType.TFLOAT32_FTZ: 32,
     DataType.U4_ALIGN_8B: 4,
 }
-# Flushing or padding variants change the bytes that are copied; they are refused by name.
+# Padding variants are refused by name.
 
 SWIZZLES = {0: NONE, 1: B32, 2: B64, 3: B128, 4: B128_ATOM_32B, 6: B128_ATOM_64B}
 
@@ -91,13 +95,13 @@ class Box:
     starts_before: bool
 
     @property
-    def complete(self) -> bool:
-        """Whether every byte of the box lies inside the tensor."""
-        return (
-            self.inner_start == 0
-            and self.inner_stop == self.row_bytes
-            and bool(self.row_inside.all())
-        )
+    def splits_a_cell(self) -> bool:
+        """Whether the tensor ends within a 16-byte cell of the box."""
+        return self.inner_stop % CELL != 0
+
+    def in_whole_cells(self) -> Box:
+        """The box with rows that end where their last 16-byte cell does."""
+        return replace(self, inner_stop=-(-self.inner_stop // CELL) * CELL)
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,7 @@ class TensorMap:
         Raises
         ------
         UnsupportedInstruction
-            Interleaving, a padded or flushed type, or the 8-byte flip.
+            Interleaving, a padded type, or the 8-byte flip.
         """
         if self.interleave != 0:
             raise UnsupportedInstruction(f"tensor map of interleave {self.interleave}")

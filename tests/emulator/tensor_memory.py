@@ -15,7 +15,8 @@ COLUMNS = 512
 WORD = 4  # bytes of a cell
 MIN_COLUMNS = 32  # unit of allocation
 ALL_LANES = (1 << LANES) - 1
-POISON = 0xA7  # what cells hold that nothing has written
+# What cells hold that nothing has written: a NaN, as FP32 and as two FP16.
+POISON = np.array([0xA5, 0xFF, 0xA5, 0xFF], np.uint8)
 
 Index = slice | np.ndarray
 
@@ -70,7 +71,7 @@ class TensorMemory:
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
-        self.data = np.full((LANES, COLUMNS * WORD), POISON, np.uint8)
+        self.data = np.tile(POISON, (LANES, COLUMNS))
         self.written = np.zeros((LANES, COLUMNS * WORD), bool)
         every = self.data.shape
         self._lane_of = np.broadcast_to(np.arange(LANES)[:, None], every)
@@ -108,7 +109,7 @@ class TensorMemory:
         self._allocations[first] = columns
         self._last_size = columns
         self.written[:, first * WORD : (first + columns) * WORD] = False
-        self.data[:, first * WORD : (first + columns) * WORD] = POISON
+        self.data[:, first * WORD : (first + columns) * WORD] = np.tile(POISON, columns)
         return first
 
     def has_room(self, columns: int) -> bool:

@@ -49,6 +49,22 @@ def test_a_cache_hint_and_the_cta_window_change_nothing(seed: int) -> None:
     np.testing.assert_array_equal(target.data, source.data)
 
 
+@pytest.mark.parametrize("ranks", [1, 3], ids=["own", "other"])
+def test_multicast_reaches_the_only_cta(ranks: int) -> None:
+    source, target = regions()
+    body = ROUND_TRIP.replace(f"{LOAD} ", f"{LOAD}.multicast::cluster ")
+    body = f"    mov.b16 %h0, {ranks};\n" + body.replace(
+        "[full];\n\nloaded", "[full], %h0;\n\nloaded"
+    )
+    assert "%h0;" in body
+    if ranks == 1:
+        run(kernel(body, 2), [source, target])
+        np.testing.assert_array_equal(target.data, source.data)
+        return
+    with pytest.raises(errors.OutOfBounds, match="CTA mask of 0x0003"):
+        run(kernel(body, 2), [source, target])
+
+
 FAULTS = {
     "no-wait-for-load": (wait("full", 0, "loaded"), "", errors.InFlightRead),
     "no-wait-for-store": ("    @%p0 cp.async.bulk.wait_group 0;\n", "", errors.UnfinishedAsync),
@@ -161,7 +177,6 @@ def test_a_reduction_needs_something_to_reduce() -> None:
 
 
 REFUSED = {
-    "multicast": f"{LOAD}.multicast::cluster [smem], [%rd0], 16, [full], %h0;",
     "mask": f"{STORE}.cp_mask [%rd0], [smem], 16, %h0;",
     "remote": LOAD.replace("global", "shared::cta") + " [smem], [smem+64], 16, [full];",
     "reduce-type": STORE.replace("cp.async", "cp.reduce.async") + ".inc.s32 [%rd0], [smem], 16;",

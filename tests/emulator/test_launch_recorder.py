@@ -13,10 +13,12 @@ from emulator.kernel_image import ELF_MAGIC, elf_kernels, ptx_kernels
 from emulator.launch_recorder import LaunchRecorder, RecordingError
 from emulator.recorded_calls import (
     call_unanswered,
+    check_occupancy,
     launch_ptx,
     launch_scores,
     launch_with_too_much_shared_memory,
 )
+from emulator.recorded_launch import Device
 from emulator.standin import reason_unavailable
 from emulator.tensor_map import DataType, TensorMap
 from emulator.tensor_map_form import MAP_BYTES, unpack
@@ -135,6 +137,8 @@ def test_a_tensor_map_that_compiled_host_code_makes(recorder: LaunchRecorder) ->
 
     (launch,) = recorder.record(copy_tiles)
     assert (launch.grid, launch.block) == ((1, 2, 1), (TILE, 1, 1))
+    # CuTe DSL allows all that is left beside static shared memory: here all there is.
+    assert launch.kernel_attributes[8] == Device().shared_bytes
     tensor_map = unpack(launch.parameter(0))
     assert tensor_map.address == launch.region("source").address
     assert tensor_map.data_type == DataType.BFLOAT16
@@ -168,6 +172,13 @@ def test_refused_tensor_maps(
 ) -> None:
     with pytest.raises(RecordingError, match=message):
         recorder.record(launch_ptx, PTX, "probe", replace(MAP, **change))
+
+
+@pytest.mark.parametrize("variant", ["bf16", "nvfp4"])
+def test_occupancy_counts_registers_and_shared_memory(
+    recorder: LaunchRecorder, variant: str
+) -> None:
+    assert recorder.record(check_occupancy, variant) == []
 
 
 def test_a_driver_call_without_an_answer_is_named(recorder: LaunchRecorder) -> None:

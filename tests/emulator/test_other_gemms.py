@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from emulator.launch import Report, run_kernel
+from emulator.emulated_launch import emulate_launch, memory_of
+from emulator.launch import Report
 from emulator.launch_recorder import LaunchRecorder
-from emulator.memory import Region
 from emulator.ptx_kernels import SEEDS
 from emulator.recorded_launch import Device, Launch
 from emulator.standin import reason_unavailable
@@ -36,21 +36,11 @@ def recorder() -> Iterator[LaunchRecorder]:
         yield recorder
 
 
-def emulate(launch: Launch, result: str, seed: int = 0) -> tuple[np.ndarray, Report]:
+def emulate(launch: Launch, result: str, seed: int = 2) -> tuple[np.ndarray, Report]:
     """Bytes of a region after a recorded launch."""
-    memory = [Region(r.name, r.address, r.content) for r in launch.memory]
-    assert launch.ptx is not None
-    report = run_kernel(
-        launch.ptx,
-        launch.kernel,
-        launch.grid,
-        launch.block,
-        launch.parameters,
-        memory,
-        launch.shared_bytes,
-        seed=seed,
-    )
-    return next(region.data for region in memory if region.name == result), report
+    memory = memory_of(launch)
+    report = emulate_launch(launch, memory, seed)
+    return memory[result].data, report
 
 
 # Types of values and scales as CuTe DSL, torch and ml_dtypes call them; elements to a scale factor.
@@ -118,13 +108,13 @@ def record_scaled(
 @pytest.mark.parametrize("name", SCALED)
 def test_block_scaled_types(recorder: LaunchRecorder, name: str) -> None:
     launch, expected = record_scaled(recorder, name, (128, 128, 256))
-    result, _ = emulate(launch, "c", seed=2)
+    result, _ = emulate(launch, "c")
     np.testing.assert_array_equal(result.view(np.float32).reshape(expected.shape), expected)
 
 
 def test_block_scaled_mn_major_operands(recorder: LaunchRecorder) -> None:
     launch, expected = record_scaled(recorder, "mxfp8", (128, 128, 128), mn_major=True)
-    result, _ = emulate(launch, "c", seed=2)
+    result, _ = emulate(launch, "c")
     np.testing.assert_array_equal(result.view(np.float32).reshape(expected.shape), expected)
 
 
@@ -133,7 +123,7 @@ def test_block_scaled_tiles(recorder: LaunchRecorder, tile_columns: int) -> None
     """Several tiles to a CTA, several CTAs; K is no multiple of the stages."""
     launch, expected = record_scaled(recorder, "nvfp4", (256, 384, 320), tile_columns)
     assert launch.grid != (1, 1, 1)
-    result, _ = emulate(launch, "c", seed=2)
+    result, _ = emulate(launch, "c")
     np.testing.assert_array_equal(result.view(np.float32).reshape(expected.shape), expected)
 
 
@@ -188,7 +178,7 @@ def check_dense(
     d = torch.zeros(tile, dtype=result_type)
     problem = DenseProblem(values, accumulator, *tensors, d, depth or k)
     (launch,) = recorder.record(dense_gemm, problem)
-    result, _ = emulate(launch, "d", seed=2)
+    result, _ = emulate(launch, "d")
     found = torch.frombuffer(bytearray(result.tobytes()), dtype=result_type).reshape(tile)
     np.testing.assert_array_equal(found.double().numpy(), a @ b.T)
 
@@ -204,9 +194,14 @@ def test_dense_types(recorder: LaunchRecorder, name: str) -> None:
     check_dense(recorder, name, (128, 32), 128, depth=64)
 
 
-@pytest.mark.parametrize("tile", [(64, 16), (64, 256), (128, 16), (128, 256)], ids=str)
+@pytest.mark.parametrize("tile", [(64, 8), (64, 256), (128, 16), (128, 256)], ids=str)
 def test_dense_tiles(recorder: LaunchRecorder, tile: tuple[int, int]) -> None:
     check_dense(recorder, "bf16", tile, 64)
+
+
+def test_dense_operand_without_swizzle(recorder: LaunchRecorder) -> None:
+    """Rows of 16 bytes along N."""
+    check_dense(recorder, "bf16", (64, 8), 64, majors="km")
 
 
 @pytest.mark.parametrize("depth", [16, 32, 64], ids=["32B", "64B", "128B"])

@@ -100,7 +100,7 @@ PLANTED = {
     "no-fence-after-the-commit": (AFTER, "", TensorOrderError),
     "dealloc-before-completion": (
         COMMIT + WAIT_DONE + AFTER,
-        BARRIER + "    @%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r20, 512;\n",
+        BARRIER + "    @%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r20, 512;\n" + BARRIER,
         errors.InFlightWrite,
     ),
     "no-load-wait": ("    tcgen05.wait::ld.sync.aligned;\n", "", errors.InFlightWrite),
@@ -244,8 +244,13 @@ def test_what_is_not_implemented_is_named(name: str) -> None:
         case.result(body=body)
 
 
-def test_a_multicast_commit_is_refused() -> None:
-    case, _ = f16_case()
+@pytest.mark.parametrize("ranks", [1, 2], ids=["own", "other"])
+def test_a_multicast_commit_reaches_the_only_cta(ranks: int) -> None:
+    case, expected = f16_case()
     multicast = COMMIT.replace(".b64 [empty]", ".multicast::cluster.b64 [empty], %h0")
-    with pytest.raises(errors.UnsupportedInstruction, match=r"tcgen05\.commit"):
-        case.result(body=broken(case, COMMIT, multicast))
+    body = broken(case, COMMIT, f"    mov.b16 %h0, {ranks};\n" + multicast)
+    if ranks == 1:
+        np.testing.assert_array_equal(case.result(body=body).view(np.float32), expected)
+        return
+    with pytest.raises(errors.OutOfBounds, match="CTA mask of 0x0002"):
+        case.result(body=body)

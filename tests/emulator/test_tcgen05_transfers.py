@@ -200,6 +200,29 @@ def test_decompression(source: str, bits: int, seed: int) -> None:
     np.testing.assert_array_equal(found, codes << 2 if bits == 4 else codes)
 
 
+STORE_HALF = """
+    tcgen05.st.sync.aligned.16x64b.x1.b32 [%r21], %r0;
+    tcgen05.wait::st.sync.aligned;
+"""
+
+
+def test_unwritten_lanes_are_nan_and_noted_unless_strict() -> None:
+    load = "    tcgen05.ld.sync.aligned.32x32b.x1.b32 %r100, [%r21];\n" + store_registers(1)
+    out = Region("out", 0x5000_0000, np.zeros(THREADS * 1024, np.uint8))
+    ptx = kernel(ALLOCATE + OUTPUT + STORE_HALF + load + DEALLOCATE, 1, SHARED)
+    report = run(ptx, [out], block=THREADS, strict=False)
+    found = out.data.view(np.uint32).reshape(THREADS, -1)[:, 0]
+    unwritten = np.arange(THREADS) % 32 >= 16
+    assert np.isnan(found.view(np.float32)[unwritten]).all()
+    assert (found[~unwritten] < THREADS).all()
+    assert report.notes["tcgen05.ld of cells that nothing has written"] == THREADS // 32
+    with pytest.raises(errors.UnwrittenRead):
+        run(ptx, [out], block=THREADS, strict=True)
+    nothing = kernel(ALLOCATE + OUTPUT + load + DEALLOCATE, 1, SHARED)
+    with pytest.raises(errors.UnwrittenRead):
+        run(nothing, [out], block=THREADS, strict=False)
+
+
 LOAD = "    tcgen05.ld.sync.aligned.32x32b.x1.b32 %r100, [%r21];\n"
 FAULTS = {
     "another-warp's-lanes": (

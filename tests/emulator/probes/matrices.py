@@ -169,6 +169,9 @@ def _operand(name: str, kind: str, words: int, variant: str) -> np.ndarray:
     """One operand of every lane of every warp, `words` registers each."""
     if kind not in _FORMATS:
         return raw_bytes(name, 4 * words * _LANES * _WARPS)
+    if variant == "excess bits":
+        tame = _operand(name, kind, words, "random").view("<u4")
+        return (tame | raw_bytes(f"{name} excess", tame.nbytes).view("<u4") >> 19).view(np.uint8)
     form = _FORMATS[kind]
     count = words * _LANES * _WARPS * 32 // form.bits
     if variant == "exact":
@@ -222,6 +225,7 @@ _PRODUCTS = [
 ]
 
 
+# Where more is tried: subnormal and special numbers, and tf32 with bits that it does not have.
 _EDGES = {
     ("m16n8k16", "f16", "f16", "f32"),
     ("m16n8k16", "f16", "f16", "f16"),
@@ -280,6 +284,8 @@ def _products() -> list[Probe]:
         variants = ("random", "satfinite") if integer else ("exact", "random")
         if (shape, a, b, c) in _EDGES:
             variants = (*variants, "tiny", "special")
+        if a == "tf32":
+            variants = (*variants, "excess bits")
         for variant in variants:
             probes.append(_product(shape, (a, b, c), (words[0], words[1], words[2]), variant))
     return probes

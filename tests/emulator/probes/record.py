@@ -99,13 +99,13 @@ def _run_part(part: str, start: int, file: Path) -> str | None:
     return None if file.exists() else done.stderr[-2000:]
 
 
-def _record_all(target: Path) -> None:
+def _record_all(target: Path, parts: list[str]) -> None:
     outputs: dict[str, np.ndarray] = {}
     notes: dict[str, object] = {"recorded": datetime.date.today().isoformat()}
     digests: dict[str, str] = {}
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for part in (*FAMILIES, "maps", "scores"):
+        for part in parts:
             start: int | None = 0
             while start is not None:
                 file = Path(folder) / f"{part}-{start}.safetensors"
@@ -131,13 +131,15 @@ def main() -> None:
     """Record everything, or one part into a file of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", type=Path)
-    parser.add_argument("--part", choices=[*FAMILIES, "maps", "scores"])
-    parser.add_argument("--start", type=int, default=0)
+    parts = [*FAMILIES, "maps", "scores"]
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--part", choices=parts, help="one, in this process")
+    parser.add_argument("--start", type=int, default=0, help="index of its first probe")
     arguments = parser.parse_args()
     if arguments.part:
         _record_part(arguments.part, arguments.start, arguments.target)
     else:
-        _record_all(arguments.target)
+        _record_all(arguments.target, arguments.parts)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ _TILE = 2048  # offset in shared memory, behind the barrier
 _FILL_NAN = 1
 _ITEM_BYTES = {
     DataType.UINT8: 1,
+    DataType.UINT16: 2,
     DataType.FLOAT16: 2,
     DataType.BFLOAT16: 2,
     DataType.UINT64: 8,
@@ -42,14 +43,15 @@ class Tile:
         return sum((size - 1) * stride for size, stride in last) + row
 
     @property
-    def pitched_bytes(self) -> int:
-        """Shared memory of the box where its rows are as far apart as the swizzle spans."""
-        return (0, 32, 64, 128)[self.tensor.swizzle] * prod(self.tensor.loaded[1:])
-
-    @property
     def box_bytes(self) -> int:
         item = _ITEM_BYTES.get(DataType(self.tensor.data_type), 4)
         return item * prod(self.tensor.loaded)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of the box, whose rows are as far apart as its swizzle spans."""
+        pitched = (0, 32, 64, 128)[self.tensor.swizzle] * prod(self.tensor.loaded[1:])
+        return -(-max(self.box_bytes, pitched) // 16) * 16
 
 
 def _tensor(
@@ -111,7 +113,32 @@ def _load_tiles() -> list[Tile]:
     for data_type in (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT32, DataType.FLOAT64):
         tensor = _tensor(data_type, (20, 9), (8, 8), fill=_FILL_NAN)
         tiles.append(Tile(f"NaN outside, {data_type.name}", tensor, (15, 4)))
-    return tiles
+        tiles.append(Tile(f"NaN outside, {data_type.name}, aligned", tensor, (16, 4)))
+    return [*tiles, *_aligned_load_tiles()]
+
+
+def _aligned_load_tiles() -> list[Tile]:
+    """What some of the others do, at starts that are multiples of 16 bytes within a row."""
+    half, byte, word = DataType.BFLOAT16, DataType.UINT8, DataType.FLOAT32
+    flushed = DataType.TFLOAT32_FTZ
+    nan = _tensor(half, (24, 9), (16, 8), 1, fill=_FILL_NAN)
+    return [
+        Tile("aligned bytes in one dimension", _tensor(byte, (300,), (256,)), (48,)),
+        Tile("aligned words outside to the left", _tensor(word, (33, 9), (32, 8), 3), (-8, -2)),
+        Tile("aligned 64-bit elements", _tensor(DataType.UINT64, (20, 9), (16, 8), 3), (6, 2)),
+        Tile("aligned 64-bit floats", _tensor(DataType.FLOAT64, (20, 9), (8, 8), 2), (14, 2)),
+        Tile("aligned 32-bit integers", _tensor(DataType.INT32, (20, 9), (8, 8), 1), (16, 4)),
+        Tile("aligned 16-bit integers", _tensor(DataType.UINT16, (40, 9), (16, 8), 1), (32, 4)),
+        Tile("aligned tf32", _tensor(DataType.TFLOAT32, (24, 9), (16, 8), 2), (12, 2)),
+        Tile("aligned tf32 flushed", _tensor(flushed, (24, 9), (16, 8), 2), (12, 2)),
+        Tile(
+            "aligned float32 flushed",
+            _tensor(DataType.FLOAT32_FTZ, (24, 9), (16, 8), 2),
+            (12, 2),
+        ),
+        Tile("NaN before and behind", nan, (-8, -3)),
+        Tile("steps along the row", _tensor(word, (33, 9), (8, 8), steps=(2, 1)), (8, 2)),
+    ]
 
 
 def _coordinates(tile: Tile) -> str:
@@ -120,7 +147,7 @@ def _coordinates(tile: Tile) -> str:
 
 def _load_probe(tile: Tile) -> Probe:
     size = tile.box_bytes
-    dumped = -(-max(size, tile.pitched_bytes) // 512) * 512
+    dumped = -(-tile.shared_bytes // 512) * 512
     body = f"""
         .reg .b32 base, bar, place, w0, w1, w2, w3; .reg .b64 target; .reg .pred p, done, more;
         mov.u32 bar, shared;
@@ -182,13 +209,27 @@ def _store_tiles() -> list[Tile]:
             "five dimensions", _tensor(byte, (16, 3, 3, 3, 3), (16, 2, 2, 2, 2)), (0, 1, -1, 2, 0)
         ),
         Tile("every other row", _tensor(half, (32, 20), (32, 8), 2, steps=(1, 2)), (0, 3)),
+        Tile("aligned bytes outside to the right", _tensor(byte, (40, 6), (80, 8)), (32, 1)),
+        Tile("aligned words outside to the left", _tensor(word, (33, 9), (32, 4), 3), (-8, 2)),
+        Tile("aligned words outside above", _tensor(word, (33, 9), (32, 4), 3), (8, -2)),
+        Tile("aligned words outside behind", _tensor(word, (33, 9), (32, 4), 3), (8, 7)),
+        Tile("three dimensions, within", _tensor(half, (40, 5, 4), (32, 3, 3), 2, 32), (8, 3, 2)),
+        Tile(
+            "five dimensions, within",
+            _tensor(byte, (16, 3, 3, 3, 3), (16, 2, 2, 2, 2)),
+            (0, 1, 2, 2, 0),
+        ),
+        Tile("a row of 64-bit elements", _tensor(DataType.UINT64, (20,), (16,)), (6,)),
     ]
+    for swizzle, columns in ((2, 16), (3, 32)):
+        tensor = _tensor(half, (columns, 12), (columns, 8), swizzle)
+        tiles.append(Tile(f"swizzle {swizzle} of rows of {2 * columns} bytes", tensor, (0, 2)))
     return tiles
 
 
 def _store_body(tile: Tile, instruction: str, target_bytes: int) -> str:
     """Fill the output from in1 and shared memory from in0, then send the box out."""
-    size = -(-tile.box_bytes // 16) * 16
+    size = tile.shared_bytes
     return f"""
         .reg .b32 base, place, left, w0, w1, w2, w3; .reg .b64 source, target; .reg .pred p, more;
         mov.u32 base, shared;
@@ -239,7 +280,7 @@ def _store_probe(tile: Tile, reduction: str | None = None, integers: bool = Fals
             f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{reduction}.tile.bulk_group"
         )
     target_bytes = -(-tile.tensor_bytes // 16) * 16
-    source = raw_bytes(f"{tile.name} source", -(-tile.box_bytes // 16) * 16)
+    source = raw_bytes(f"{tile.name} source", tile.shared_bytes)
     before = raw_bytes(f"{tile.name} target", target_bytes)
     if integers:  # whose sums are exact as float32 too
         source = (source.view("<u4") & np.uint32(0xFFFF)).astype("<f4").view(np.uint8)
@@ -249,7 +290,7 @@ def _store_probe(tile: Tile, reduction: str | None = None, integers: bool = Fals
         module(2, _store_body(tile, instruction, target_bytes), maps=1),
         (source, before),
         target_bytes,
-        shared_bytes=_TILE + 1024 + tile.box_bytes + 16,
+        shared_bytes=_TILE + 1024 + tile.shared_bytes,
         maps=((-1, tile.tensor),),
     )
 
@@ -263,7 +304,17 @@ def _reductions() -> list[Probe]:
         "xor": Tile("uint32", words, (0, 0)),
     }
     probes = [_store_probe(tile, operation) for operation, tile in tiles.items()]
-    return [*probes, _store_probe(Tile("float32", floats, (7, 3)), "add", integers=True)]
+    halves = _tensor(DataType.FLOAT16, (40, 9), (32, 8), 2)
+    probes += [
+        _store_probe(Tile("float32", floats, (7, 3)), "add", integers=True),
+        _store_probe(Tile("float32, aligned", floats, (8, 3)), "add", integers=True),
+        _store_probe(Tile("uint32, aligned", words, (4, 7)), "max"),
+        _store_probe(Tile("uint32, aligned", words, (4, 7)), "inc"),
+        _store_probe(Tile("int32", replace(words, data_type=DataType.INT32), (8, 1)), "min"),
+        _store_probe(Tile("float16", halves, (16, 2)), "min"),
+        _store_probe(Tile("bfloat16", replace(halves, data_type=DataType.BFLOAT16), (8, 4)), "add"),
+    ]
+    return probes
 
 
 def tile_probes() -> list[Probe]:
