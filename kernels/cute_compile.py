@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, Uint32
 
 from sdsa_quant.errors import UnsupportedError
 
@@ -17,7 +17,7 @@ from .cute_kernel import (
     make_operands,
     shared_bytes,
 )
-from .cute_schedule import LATE_WAVE_MINIMUM_UNITS
+from .cute_schedule import LATE_LEAST_PAGES
 from .cute_variants import ctas_per_sm
 
 
@@ -37,7 +37,7 @@ def compile_variant(architecture: str, variant: str) -> CompiledKernel:
         CuTe DSL gave no binary.
     """
     ctas = ctas_per_sm(architecture)
-    placeholders = [Int64(0)] * 14 + [Int32(0)] * 6
+    placeholders = [Int64(0)] * 14 + [Int32(0)] * 5 + [Uint32(0)]
     with tempfile.TemporaryDirectory(prefix="sdsa-cute-") as folder:
         options = f"--gpu-arch {architecture} --keep-cubin --dump-dir {folder}"
         compiled = cute.compile(launch_kernel, *placeholders, variant, ctas, options=options)
@@ -49,7 +49,8 @@ def compile_variant(architecture: str, variant: str) -> CompiledKernel:
         threads=THREADS,
         shared_bytes=shared_bytes(operands),
         ctas_per_sm=ctas,
-        unit_keys=1 << operands.unit_shift,
-        late_wave_units=WARPS * LATE_WAVE_MINIMUM_UNITS,
+        teams=WARPS // operands.team,
+        late_least_pages=LATE_LEAST_PAGES,
+        two_late_pages=operands.two_late_pages,
     )
     return CompiledKernel(image, symbols[0], config)

@@ -18,6 +18,8 @@ import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sdsa_quant.layout import PAGE
+
 from .availability import package_version
 
 CACHE_VARIABLE = "SDSA_CACHE_DIR"
@@ -40,8 +42,23 @@ class LaunchConfig:
     threads: int  # of a CTA
     shared_bytes: int  # dynamic, of a CTA
     ctas_per_sm: int  # that run at a time
-    unit_keys: int  # keys that a warp scores at a time
-    late_wave_units: int  # units per CTA from which a second wave of CTAs pays
+    teams: int  # of a CTA, each with a share of its own
+    late_least_pages: int  # for every team, from which on late CTAs pay
+    two_late_pages: int  # for every team, from which on two waves of them pay; 0: never
+
+    def grid(self, sms: int, groups: int, max_context: int) -> tuple[int, int]:
+        """CTAs of the first wave, and of all, on a device of `sms` multiprocessors.
+
+        They depend on the capacity of a call, never on its lengths: the first wave fills the GPU,
+        or has a page for every CTA; where lengths could give every team many, late CTAs follow.
+        """
+        capacity = groups * -(-max_context // PAGE)
+        first = min(sms * self.ctas_per_sm, capacity)
+        team_pages = capacity // (first * self.teams)
+        waves = 1
+        if team_pages >= self.late_least_pages:
+            waves += 2 if 0 < self.two_late_pages <= team_pages else 1
+        return first, first * waves
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,10 @@
 """Loading a compiled kernel on a device and launching it, through the CUDA driver.
 
-The driver call is the cheapest way into a stream: one packed buffer of arguments, no tensor
-conversion, nothing allocated. It captures into graphs like any launch.
+The driver call is the cheapest way into a stream: one buffer of arguments, no tensor conversion,
+nothing allocated. It captures into graphs like any launch.
+
+Kernels are launched with *programmatic stream serialization*: one may start while the kernel before
+it in the stream ends, and waits by itself until that one is complete (docs/cute.md).
 """
 
 from __future__ import annotations
@@ -9,17 +12,35 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from cuda.bindings import driver
 
 from sdsa_quant.errors import UnsupportedError
 
 from .cute_compile_cache import LaunchConfig
+from .plans import Plan
 
-# The kernel's parameters: 14 addresses and strides, then 6 integers (see cute_kernel).
-_ARGUMENTS = struct.Struct("14q6i")
-_SIZES = [8] * 14 + [4] * 6
+# One buffer holds all that a launch takes, in this order:
+# - CUlaunchConfig: grid and block sizes and bytes of shared memory; stream, address and number of
+#   the attributes;
+# - the kernel's parameters (see cute_kernel): 8 addresses; strides and sizes;
+# - the only CUlaunchAttribute: its number, padding, and a value of 64 bytes;
+# - what cuLaunchKernelEx takes as `extra`: the parameters' address and, by its address, their size.
+_SIZES = struct.Struct("7I4x")
+_STREAM_AND_ADDRESSES = struct.Struct("3q8q")
+_CONSTANTS = struct.Struct("6q5iI")
+_ATTRIBUTE = struct.Struct("i4xi60x")
+_EXTRA = struct.Struct("q5q")
+
+_STREAM_AT = _SIZES.size
+_PARAMETERS_AT = _STREAM_AT + struct.calcsize("3q")
+_ATTRIBUTE_AT = _STREAM_AT + _STREAM_AND_ADDRESSES.size + _CONSTANTS.size
+_EXTRA_AT = _ATTRIBUTE_AT + _ATTRIBUTE.size
+
+_PARAMETER_BUFFER, _PARAMETER_BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_...
 
 
 def _checked(result: tuple[Any, ...], what: str) -> Any:
@@ -29,18 +50,11 @@ def _checked(result: tuple[Any, ...], what: str) -> Any:
     return values[0] if values else None
 
 
-class _ArgumentBuffer(threading.local):
-    """Packed arguments and the array of pointers to each, one pair per thread."""
-
-    def __init__(self) -> None:
-        self.packed = ctypes.create_string_buffer(_ARGUMENTS.size)
-        base = ctypes.addressof(self.packed)
-        offsets = [sum(_SIZES[:i]) for i in range(len(_SIZES))]
-        self.pointers = (ctypes.c_void_p * len(_SIZES))(*(base + offset for offset in offsets))
-        self.address = ctypes.addressof(self.pointers)
-
-
-_buffer = _ArgumentBuffer()
+def _launch_function() -> Callable[..., int]:
+    """``cuLaunchKernelEx`` itself: the binding around it takes as long as the call."""
+    function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    function.argtypes = [ctypes.c_void_p] * 4
+    return function
 
 
 class LoadedKernel:
@@ -80,32 +94,74 @@ class LoadedKernel:
             driver.cuKernelSetAttribute(attribute, size, kernel, driver.CUdevice(device)),
             f"give a CuTe DSL kernel {size} bytes of shared memory",
         )
-        self._function = _checked(driver.cuKernelGetFunction(kernel), "load a CuTe DSL kernel")
+        self._function = int(_checked(driver.cuKernelGetFunction(kernel), "load a CuTe DSL kernel"))
         self._config = config
-        self._first_ctas = sms * config.ctas_per_sm
+        self._device = device
+        self._sms = sms
 
-    def launch(
+    def plan(
         self,
-        arguments: tuple[int, ...],
+        strides: tuple[int, ...],
         groups: int,
+        rows: int,
         max_context: int,
         prefetched_bytes: int,
-        stream: int,
-    ) -> None:
-        """Enqueue one launch on a stream of the kernel's device.
+    ) -> Plan:
+        """How to launch it at any addresses, on the current stream of its device.
 
-        The grid depends on the capacity of the call, never on its lengths: where these could fill
-        it, a second wave of CTAs follows the first.
+        Parameters
+        ----------
+        strides : tuple of int
+            Bytes between rows (or pages) of query, query_scales, key_cache, key_scales, block_table
+            and scores.
+        groups, rows, max_context : int
+            Groups, rows of each, and columns of the scores.
+        prefetched_bytes : int
+            Bytes of the block table to prefetch.
         """
-        config, ctas = self._config, self._first_ctas
-        _ARGUMENTS.pack_into(_buffer.packed, 0, *arguments, ctas, prefetched_bytes)
-        if groups * (max_context // config.unit_keys) >= ctas * config.late_wave_units:
-            ctas *= 2
-        (code,) = driver.cuLaunchKernel(
-            self._function,
-            ctas, 1, 1,
-            config.threads, 1, 1,
-            config.shared_bytes, stream, _buffer.address, 0,
-        )  # fmt: skip
-        if code != driver.CUresult.CUDA_SUCCESS:
-            raise UnsupportedError(f"the CUDA driver failed to launch a kernel: {code.name}")
+        config, device = self._config, self._device
+        first, ctas = config.grid(self._sms, groups, max_context)
+        inverse = (2**32 - 1) // (first * config.teams)
+        buffer = ctypes.create_string_buffer(_EXTRA_AT + _EXTRA.size)
+        base = ctypes.addressof(buffer)
+        attribute, extra = base + _ATTRIBUTE_AT, base + _EXTRA_AT + struct.calcsize("q")
+        _SIZES.pack_into(buffer, 0, ctas, 1, 1, config.threads, 1, 1, config.shared_bytes)
+        _CONSTANTS.pack_into(
+            buffer,
+            _STREAM_AT + _STREAM_AND_ADDRESSES.size,
+            *(*strides, groups, rows, max_context, first, prefetched_bytes, inverse),
+        )
+        _ATTRIBUTE.pack_into(
+            buffer,
+            _ATTRIBUTE_AT,
+            driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            1,
+        )
+        _EXTRA.pack_into(
+            buffer,
+            _EXTRA_AT,
+            _ATTRIBUTE_AT - _PARAMETERS_AT,
+            *(_PARAMETER_BUFFER, base + _PARAMETERS_AT),
+            *(_PARAMETER_BUFFER_SIZE, base + _EXTRA_AT),
+            _END,
+        )
+        launch, function = _launch_function(), self._function
+        fill = _STREAM_AND_ADDRESSES.pack_into
+        lock = threading.Lock()
+        # The handles alone: what torch.cuda makes of them takes 2 us a call.
+        current_device = torch._C._cuda_getDevice
+        current_stream = torch._C._cuda_getCurrentRawStream
+
+        def plan(*addresses: int) -> None:
+            if current_device() != device:
+                with torch.cuda.device(device):
+                    plan(*addresses)
+                return
+            with lock:
+                fill(buffer, _STREAM_AT, current_stream(device), attribute, 1, *addresses)
+                code = launch(base, function, None, extra)
+            if code:
+                name = driver.CUresult(code).name
+                raise UnsupportedError(f"the CUDA driver failed to launch a kernel: {name}")
+
+        return plan

@@ -1,4 +1,4 @@
-"""How a warp scores one unit of keys: which bytes it reads, its MMAs, and where the scores go.
+"""How a warp scores its keys of one page: which bytes it reads, its MMAs, and where the scores go.
 
 Keys are the M operand and query rows the N = 8 columns of an m16n8 MMA. Lane ``4 g + t`` of a warp
 supplies rows ``g`` and ``g + 8`` of the M operand. The order of the 128 values along K is free as
@@ -78,9 +78,13 @@ class ScoreRows(NamedTuple):
     aligned: Boolean  # rows start at multiples of 16 bytes
 
     def of_group(self, group: Int32, keys: Int32) -> "ScoreRows":
-        """The rows of one of all groups."""
+        """The rows of one of all groups, which has `keys` keys."""
         row = Int64(group) * Int64(self.rows)
         return self._replace(address=self.address + row * self.stride, keys=keys)
+
+    def from_key(self, key: Int32) -> "ScoreRows":
+        """The same rows without the keys before `key`, a multiple of 4."""
+        return self._replace(address=self.address + Int64(key) * 4, keys=self.keys - key)
 
 
 def _quad() -> tuple[Int32, Int32]:
@@ -93,7 +97,7 @@ class Run(NamedTuple):
     """Scores of consecutive keys of one query row, held by one lane."""
 
     row: Int32  # in the group
-    key: Int32  # of the first score, in the unit
+    key: Int32  # of the first score, in the page
     scores: tuple[Float32, ...]
 
 
@@ -116,24 +120,27 @@ def store_scores(
     runs: cutlass.Constexpr[list[Run]],
     target: ScoreRows,
     first_key: Int32,
-    unit_keys: cutlass.Constexpr[int],
+    keys: cutlass.Constexpr[int],
 ) -> None:
-    """Store scores of a unit; entries at or past the length stay untouched."""
+    """Store scores of `keys` keys from a first one on; entries past the length stay untouched."""
     if cutlass.const_expr(all(len(run.scores) == 1 for run in runs)):
         _store_single_scores(runs, target, first_key)
-    elif target.aligned and first_key + unit_keys <= target.keys:
+    elif target.aligned and first_key + keys <= target.keys:
         _store_whole_runs(runs, target, first_key)
     else:
         _store_single_scores(runs, target, first_key)
 
 
 class Operands(Protocol):
-    """One way to score a unit; its methods run while a kernel is traced, once per place of use."""
+    """One way to score a page; its methods run while a kernel is traced, once per place of use."""
 
-    unit_shift: int  # log2 of the keys in a unit: 6 for a page, 4 for a quarter page
-    unit_bytes: int  # of key values
+    short: bool  # for lists of a few pages for every team
+    team: int  # warps that score a page together, an equal part of its keys each
+    key_bytes: int  # of a warp's key values
     scale_bytes: int
-    parts: int  # in which a unit is read and scored, to hold fewer registers
+    stages: int  # of a warp's ring
+    parts: int  # in which these are read and scored, to hold fewer registers
+    two_late_pages: int  # see `cute_schedule.Worker`
 
     def fetch_query(self, query: QueryRows) -> Any:
         """Start to load what a lane needs of the query rows."""
@@ -142,13 +149,13 @@ class Operands(Protocol):
         """N operands from what was fetched."""
 
     def read_keys(self, stage: Int32, part: int) -> Any:
-        """What a lane needs of a part of the unit in shared memory."""
+        """What a lane needs of a part of the keys in shared memory."""
 
     def loaded_words(self, keys: Any) -> list[Uint32]:
         """A word of every load of `read_keys`."""
 
     def score(self, query: Any, keys: Any, part: int) -> list[Run]:
-        """Scores of a part of the unit."""
+        """Scores of a part of the keys."""
 
 
 class KeyQuarter(NamedTuple):
@@ -158,7 +165,28 @@ class KeyQuarter(NamedTuple):
     scales: Uint16  # 2 bytes
 
 
-class DotProducts:
+class Nvfp4Keys:
+    """NVFP4 keys: a page a warp, in two halves, or for short lists a half for each of two warps.
+
+    Halves are sooner scored once they are there, but cost more instructions and copies.
+    """
+
+    two_late_pages = 0
+
+    def __init__(self, short: bool) -> None:
+        self.short = short
+        self.team = team = 2 if short else 1
+        self.key_bytes = CODE_PAGE_BYTES // team
+        self.scale_bytes = SCALE_PAGE_BYTES // team
+        self.stages = 2 * team  # a third page in flight costs 3 % on an H200
+        self.parts = 2 // team
+
+    def loaded_words(self, keys: list[KeyQuarter]) -> list[Uint32]:
+        """A word of every load of `read_keys`."""
+        return [key.codes[0] for key in keys] + [Uint32(key.scales) for key in keys]
+
+
+class DotProducts(Nvfp4Keys):
     """Columns are query rows, operands are 16-bit: one MMA column per row, up to 8 rows.
 
     NVFP4 keys become value times scale, which is exact in FP16 and in BF16; a power of two that the
@@ -166,12 +194,8 @@ class DotProducts:
     rows ``2 t`` and ``2 t + 1``.
     """
 
-    unit_shift = 6
-    unit_bytes = CODE_PAGE_BYTES
-    scale_bytes = SCALE_PAGE_BYTES
-    parts = 2
-
-    def __init__(self, mixed: bool, converts: bool) -> None:
+    def __init__(self, mixed: bool, converts: bool, short: bool) -> None:
+        super().__init__(short)
         self.kind = "bf16" if mixed else "f16"
         self.mixed = mixed
         self.decode = codes_to_f16_by_conversion if converts else codes_to_f16
@@ -201,7 +225,7 @@ class DotProducts:
         """This lane's quarter of its keys ``4 g .. 4 g + 3`` of half a page."""
         g, t = _quad()
         codes = stage + g * (4 * PACKED_DIM) + t * 16
-        scales = stage + CODE_PAGE_BYTES + g * (4 * SCALES_PER_KEY) + t * 2
+        scales = stage + self.key_bytes + g * (4 * SCALES_PER_KEY) + t * 2
         return [
             KeyQuarter(
                 load_shared_words(codes + key * PACKED_DIM),
@@ -209,10 +233,6 @@ class DotProducts:
             )
             for key in range(32 * part, 32 * part + 4)
         ]
-
-    def loaded_words(self, keys: list[KeyQuarter]) -> list[Uint32]:
-        """A word of every load of `read_keys`."""
-        return [key.codes[0] for key in keys] + [Uint32(key.scales) for key in keys]
 
     def score(self, query: tuple[Registers, ...], keys: list[KeyQuarter], part: int) -> list[Run]:
         """Scores of half a page."""
@@ -241,12 +261,15 @@ class DotProducts:
 
 
 class Bf16DotProducts:
-    """BF16 keys and query rows, a quarter page at a time; columns are query rows."""
+    """BF16 keys and query rows, a quarter page a warp; columns are query rows."""
 
-    unit_shift = 4
-    unit_bytes = 16 * BF16_KEY_BYTES
+    short = False
+    team = 4
+    key_bytes = 16 * BF16_KEY_BYTES
     scale_bytes = 0
+    stages = 2
     parts = 1
+    two_late_pages = 48
 
     def fetch_query(self, query: QueryRows) -> tuple[Registers, ...]:
         """Four 16-byte chunks of a row; columns past the rows repeat one."""
@@ -275,7 +298,7 @@ class Bf16DotProducts:
     def score(
         self, query: tuple[Registers, ...], keys: list[list[Registers]], part: int
     ) -> list[Run]:
-        """Scores of the unit."""
+        """Scores of the quarter page."""
         total = (Float32(0.0),) * 4
         for a, b, q in zip(*keys, query, strict=True):
             total = mma_16bit("bf16", (a[0], b[0], a[1], b[1]), q[0:2], total)
@@ -294,7 +317,7 @@ class BlockRow(NamedTuple):
     scales: Uint32  # FP16 pair: a quarter of the scales of blocks 2 t and 2 t + 1
 
 
-class BlockColumns:
+class BlockColumns(Nvfp4Keys):
     """Columns are the 8 scale blocks of one query row, operands are int8: for 1 or 2 NVFP4 rows.
 
     Column ``b`` of the N operand holds the row's block ``b`` and zeros elsewhere, so an MMA gives
@@ -310,14 +333,10 @@ class BlockColumns:
     its keys.
     """
 
-    unit_shift = 6
-    unit_bytes = CODE_PAGE_BYTES
-    scale_bytes = SCALE_PAGE_BYTES
-    parts = 2
-
     START_BITS = 0x4B400000
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, short: bool) -> None:
+        super().__init__(short)
         self.rows = rows
 
     def fetch_query(self, query: QueryRows) -> tuple[tuple[Registers, Uint16], ...]:
@@ -357,7 +376,7 @@ class BlockColumns:
         g, t = _quad()
         odd = g & 1
         codes = stage + g * (4 * PACKED_DIM) + t * 16
-        scales = stage + CODE_PAGE_BYTES + g * (4 * SCALES_PER_KEY) + t * 2
+        scales = stage + self.key_bytes + g * (4 * SCALES_PER_KEY) + t * 2
         keys = []
         for i in range(4):
             shift = odd if i % 2 == 0 else -odd
@@ -369,10 +388,6 @@ class BlockColumns:
                 )
             )
         return keys
-
-    def loaded_words(self, keys: list[KeyQuarter]) -> list[Uint32]:
-        """A word of every load of `read_keys`."""
-        return [key.codes[0] for key in keys] + [Uint32(key.scales) for key in keys]
 
     def score(
         self, query: tuple[Uint32, list[BlockRow]], keys: list[KeyQuarter], part: int

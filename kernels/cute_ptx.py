@@ -23,33 +23,33 @@ def _operands(kind: str, first: int, count: int) -> str:
 
 
 def load_global_words(address: Int64, words: int) -> Registers:
-    """One load of 1, 2 or 4 words that nothing writes during the launch."""
+    """One load of 1, 2 or 4 words."""
     if words == 1:
         return (
             inline_ptx(
-                "ld.global.nc.b32 {$w0}, [{$r0}];",
+                "ld.global.b32 {$w0}, [{$r0}];",
                 write_only_types=[Uint32],
                 read_only_args=[address],
             ),
         )
     return inline_ptx(
-        f"ld.global.nc.v{words}.b32 {_operands('w', 0, words)}, [{{$r0}}];",
+        f"ld.global.v{words}.b32 {_operands('w', 0, words)}, [{{$r0}}];",
         write_only_types=[Uint32] * words,
         read_only_args=[address],
     )
 
 
 def load_global_int(address: Int64) -> Int32:
-    """One 32-bit integer that nothing writes during the launch."""
+    """One 32-bit integer."""
     return inline_ptx(
-        "ld.global.nc.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[address]
+        "ld.global.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[address]
     )
 
 
 def load_global_pair(address: Int64) -> Uint16:
-    """Two bytes that nothing writes during the launch."""
+    """Two bytes."""
     return inline_ptx(
-        "ld.global.nc.b16 {$w0}, [{$r0}];", write_only_types=[Uint16], read_only_args=[address]
+        "ld.global.b16 {$w0}, [{$r0}];", write_only_types=[Uint16], read_only_args=[address]
     )
 
 
@@ -95,18 +95,40 @@ def store_global_floats(address: Int64, values: Sequence[Float32], predicate: Bo
     inline_ptx(target, read_only_args=[address, *values], predicate=predicate)
 
 
-def copy_bulk_to_shared(target: Int32, source: Int64, size: Int32, barrier: Int32) -> None:
+def eviction_policy(kind: str) -> Int64:
+    """An L2 cache policy for `copy_bulk_to_shared`, such as ``"evict_first"``."""
+    return inline_ptx(
+        f"createpolicy.fractional.L2::{kind}.b64 {{$w0}}, 1.0;", write_only_types=[Int64]
+    )
+
+
+def copy_bulk_to_shared(
+    target: Int32, source: Int64, size: Int32, barrier: Int32, policy: Int64
+) -> None:
     """Asynchronous copy by the copy engine; addresses and `size` are multiples of 16 bytes."""
     inline_ptx(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-        "[{$r0}], [{$r1}], {$r2}, [{$r3}];",
-        read_only_args=[target, source, size, barrier],
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[{$r0}], [{$r1}], {$r2}, [{$r3}], {$r4};",
+        read_only_args=[target, source, size, barrier, policy],
     )
 
 
 def copy_8_bytes_to_shared(target: Int32, source: Int64) -> None:
     """Asynchronous copy of 8 bytes by this thread."""
     inline_ptx("cp.async.ca.shared.global [{$r0}], [{$r1}], 8;", read_only_args=[target, source])
+
+
+# ---- Neighbours in the stream ------------------------------------------------------------------
+
+
+def launch_dependents() -> None:
+    """Let the next kernel of the stream start, if it may, once every CTA has come here."""
+    inline_ptx("griddepcontrol.launch_dependents;")
+
+
+def wait_for_prerequisites() -> None:
+    """Wait until what the stream has before this kernel is complete and its writes are visible."""
+    inline_ptx("griddepcontrol.wait;")
 
 
 # ---- Barriers ---------------------------------------------------------------------------------
@@ -160,6 +182,13 @@ def opaque_zero() -> Uint32:
     """Zero, but the compiler does not know: a lane's number less the number of lanes below it."""
     below = Int32(cute.arch.popc(cute.arch.lanemask_lt()))
     return Uint32(cute.arch.lane_idx() - below)
+
+
+def multiply_high(a: Uint32, b: Uint32) -> Uint32:
+    """Upper half of the 64-bit product."""
+    return inline_ptx(
+        "mul.hi.u32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[a, b]
+    )
 
 
 def permute_bytes(low: Uint32, high: Uint32, selector: Uint32) -> Uint32:

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "nvidia-cutlass-dsl"
 MINIMUM_VERSION = (4, 8)
-_MAX_UNITS = 2**31 - 1  # the kernel counts quarter pages in 32 bits
+_MAX_PAGES = 2**31 - 1  # the kernel counts pages in 32 bits
 
 _PREFETCHED_TABLE_BYTES = 256 * 1024
-_SCORE_VECTOR_BYTES = 16  # scores are written this wide where every row allows it
 
 _kernels: dict[tuple[int, str], LoadedKernel] = {}
 _compile_lock = threading.Lock()
@@ -48,7 +47,7 @@ def reason_unsupported(problem: ScoreProblem) -> str | None:
     if found not in ARCHITECTURES:
         names = ", ".join(f"SM{major}{minor}" for major, minor in ARCHITECTURES)
         return f"it has kernels for {names}, this is an SM{found[0]}{found[1]}"
-    if problem.groups * (problem.max_context // (PAGE // 4) + 1) > _MAX_UNITS:
+    if problem.groups * (problem.max_context // PAGE + 1) > _MAX_PAGES:
         return f"{problem.groups} groups of up to {problem.max_context} keys are too many for it"
     return _reason_against_dsl(package_version(DISTRIBUTION))
 
@@ -110,57 +109,23 @@ def make_plan(problem: ScoreProblem) -> Plan | None:
 def _plan(problem: ScoreProblem) -> Plan:
     """The launch of `problem`, its kernel compiled and loaded, but for the addresses."""
     device = device_index(problem.device)
-    variant = variant_of(problem, ARCHITECTURES[capability(device)])
+    variant = variant_of(problem, ARCHITECTURES[capability(device)], multiprocessors(device))
     kernel = _kernels.get((device, variant))
     if kernel is None:
         with torch.cuda.device(device):
             kernel = _load_kernel(device, variant)
     query_scales, key_scales = problem.query_scales, problem.key_scales
-    groups, rows, width = problem.groups, problem.rows_per_group, problem.max_context
-    query_bytes, key_bytes = _row_bytes(problem.query), _row_bytes(problem.key_cache)
-    query_scale_bytes = 0 if query_scales is None else query_scales.stride(0)
-    key_scale_bytes = 0 if key_scales is None else key_scales.stride(0)
-    table_bytes, score_bytes = _row_bytes(problem.block_table), _row_bytes(problem.scores)
-    prefetched = _prefetched_table_bytes(problem.block_table)
-    current_device = torch.cuda.current_device
-    # The handle alone; torch.cuda.current_stream() makes an object around it, at 1.5 us a call.
-    current_stream = torch._C._cuda_getCurrentRawStream
-
-    def plan(
-        query: int,
-        query_scale: int,
-        key: int,
-        key_scale: int,
-        table: int,
-        lengths: int,
-        requests: int,
-        scores: int,
-    ) -> None:
-        if current_device() != device:
-            with torch.cuda.device(device):
-                plan(query, query_scale, key, key_scale, table, lengths, requests, scores)
-            return
-        # In the order of the kernel's parameters (see cute_kernel).
-        arguments = (
-            query,
-            query_bytes,
-            query_scale,
-            query_scale_bytes,
-            key,
-            key_bytes,
-            key_scale,
-            key_scale_bytes,
-            table,
-            table_bytes,
-            lengths,
-            requests,
-            scores,
-            score_bytes,
-            groups,
-            rows,
-            width,
-            int((scores | score_bytes) % _SCORE_VECTOR_BYTES == 0),
-        )
-        kernel.launch(arguments, groups, width, prefetched, current_stream(device))
-
-    return plan
+    return kernel.plan(
+        (
+            _row_bytes(problem.query),
+            0 if query_scales is None else query_scales.stride(0),
+            _row_bytes(problem.key_cache),
+            0 if key_scales is None else key_scales.stride(0),
+            _row_bytes(problem.block_table),
+            _row_bytes(problem.scores),
+        ),
+        problem.groups,
+        problem.rows_per_group,
+        problem.max_context,
+        _prefetched_table_bytes(problem.block_table),
+    )

@@ -26,6 +26,7 @@ _KEY_MASK = KEY_ALIGNMENT_BYTES - 1
 _SCALE_MASK = SCALE_ALIGNMENT_BYTES - 1
 
 _plans: dict[tuple[Any, ...], Plan] = {}
+_latest: tuple[tuple[Any, ...], Plan | None] = ((), None)  # found by comparing, without hashing
 
 
 def signature(
@@ -75,20 +76,23 @@ def launch_again(
     backend: str | None,
 ) -> bool:
     """Launch a call whose signature has a plan; False where it has none, and nothing was done."""
+    global _latest
     try:
-        plan = _plans.get(
-            signature(
-                query,
-                key_cache,
-                block_table,
-                context_lengths,
-                requests,
-                scores,
-                query_scales,
-                key_scales,
-                backend,
-            )
+        key = signature(
+            query,
+            key_cache,
+            block_table,
+            context_lengths,
+            requests,
+            scores,
+            query_scales,
+            key_scales,
+            backend,
         )
+        latest_key, plan = _latest
+        if key != latest_key:
+            plan = _plans.get(key)
+            _latest = key, plan
     except (AttributeError, RuntimeError, TypeError):
         return False  # no tensors, or not strided: the checks will say which
     if plan is None:
@@ -130,11 +134,15 @@ def addresses_of(problem: ScoreProblem) -> tuple[int, int, int, int, int, int, i
 
 def remember(key: tuple[Any, ...], plan: Plan) -> None:
     """Keep a plan under the signature of the call that was checked for it."""
+    global _latest
     if len(_plans) >= _MOST_PLANS:
         _plans.clear()
     _plans[key] = plan
+    _latest = key, plan
 
 
 def forget_all() -> None:
     """Drop every plan, so that each call is checked again."""
+    global _latest
     _plans.clear()
+    _latest = (), None

@@ -6,7 +6,8 @@
 
 Both launch a program for every few pages, which the hardware hands to whichever multiprocessor is
 free: on an H200 (2026-11) that reads BF16 pages in 122 us that a grid of resident programs with
-equal shares reads in 136. What is read is folded into one word, so that no load can be left out.
+equal shares reads in 136. The page-gather roof overlaps its launches as the scoring kernels do
+(`triton_launch`). What is read is folded into one word, so that no load can be left out.
 Each roof is the best of a few launch shapes.
 """
 
@@ -27,10 +28,11 @@ from sdsa_quant.layout import (
     SCALE_PAGE_BYTES,
 )
 
+from .availability import device_index
 from .checks import NVFP4, ScoreProblem
 from .graph_timing import time_graph
 from .timing import Timing
-from .triton_launch import COMPILE_OPTIONS
+from .triton_launch import COMPILE_OPTIONS, overlaps_launches
 
 _READ_BYTES = 1 << 30
 _READ_WORDS = 4096  # a program of the read roof
@@ -64,7 +66,11 @@ def _gather_kernel(
     KEY_WORDS: tl.constexpr,
     SCALE_WORDS: tl.constexpr,
     STEP: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     slot = tl.program_id(0) * STEP + tl.arange(0, STEP)
     live = slot < pages
     page = tl.load(pages_ptr + slot, mask=live, other=0).to(tl.int64)
@@ -154,6 +160,7 @@ def _gather_call(
     keys = _as_words(problem.key_cache)
     key_scales = keys if problem.key_scales is None else _as_words(problem.key_scales)
     count = pages.pages.shape[0]
+    overlaps = overlaps_launches(device_index(problem.device))
 
     def gather() -> None:
         _gather_kernel[(-(-count // step),)](
@@ -172,7 +179,9 @@ def _gather_call(
             KEY_WORDS=page_bytes // _WORD_BYTES,
             SCALE_WORDS=SCALE_PAGE_BYTES // _WORD_BYTES if nvfp4 else 0,
             STEP=step,
+            OVERLAPS=overlaps,
             num_warps=warps,
+            launch_pdl=overlaps,
             **COMPILE_OPTIONS,
         )
 

@@ -12,7 +12,8 @@ each lane may as well hold the values that it can load with one instruction. Fou
     its 8 scales:              | 0 1 | 2 3 | 4 5 | 6 7 |        one 2-byte load a lane
 
 Decoded in place (`triton_unpack`), those registers are the key operand with ``k_width`` 16: no
-shared memory, no barrier in the loop. Latency is hidden by many small programs (`triton_scores`).
+shared memory, no barrier in the loop. Latency is hidden by many small programs (`triton_scores`)
+and on SM90 by asking the L2 cache for a page one step before it is loaded, which takes no register.
 
 **BF16: a ring of pages in shared memory.** A page is 16 KB, too much for registers to have enough
 of them in flight, and four lanes a key would load it in pieces of 64 bytes. Asynchronous copies of
@@ -25,11 +26,12 @@ aligned without a variant for each stride.
 
 from __future__ import annotations
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from .triton_shares import NOT_SPECIALIZED, SCAN, SKIP, clamp_length, find_share, pages_of
+from .triton_shares import FEW, NOT_SPECIALIZED, SCAN, SKIP, clamp_length, find_share, pages_of
 from .triton_unpack import (
     BF16_FACTOR,
     FP16_FACTOR,
@@ -48,6 +50,25 @@ _WORDS_PER_VECTOR = gl.constexpr(4)
 _BF16_PER_VECTOR = gl.constexpr(8)
 _PAIRS_PER_VECTOR = gl.constexpr(4)
 _STAGES = gl.constexpr(3)  # BF16 pages in the ring: one multiplied, two on their way
+
+# $1, $2: addresses of a page's codes and scales. $3: 1, or 0 for no page. One thread asks for all
+# of it, from multiples of 16 bytes. The warp meets, or the compiler would move a prefetch to the
+# end of the step.
+_PREFETCH = gl.constexpr("""
+{
+.reg .pred first;
+.reg .b32 thread, pages;
+.reg .b64 scales;
+and.b64 scales, $2, -16;
+mov.u32 thread, %tid.x;
+cvt.u32.u64 pages, $3;
+setp.lt.u32 first, thread, pages;
+@first cp.async.bulk.prefetch.L2.global [$1], 4096;
+@first cp.async.bulk.prefetch.L2.global [scales], 512;
+bar.warp.sync 0xffffffff;
+mov.u32 $0, 0;
+}
+""")
 
 # Its name until Triton 3.8.
 _copy_to_shared = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
@@ -112,6 +133,27 @@ def _query_bf16(query_ptr, first_row, rows_per_group, query_stride, value, OPERA
     return gl.load(rows + value[:, None], mask=live, other=0.0)
 
 
+@gluon.jit
+def _prefetch_page(codes, scales, wanted):
+    """Ask the L2 cache for a page of NVFP4 keys at these addresses."""
+    gl.inline_asm_elementwise(
+        _PREFETCH,
+        "=r,l,l,l",
+        [codes.to(gl.int64), scales.to(gl.int64), wanted.to(gl.int64)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _load_group(lengths_ptr, requests_ptr, group, groups, max_context):
+    """Clamped length and request of a group; 0 and 0 past the last one."""
+    length = gl.load(lengths_ptr + group, mask=group < groups, other=0)
+    request = gl.load(requests_ptr + group, mask=group < groups, other=0)
+    return clamp_length(length, max_context), request
+
+
 @gluon.jit(do_not_specialize=NOT_SPECIALIZED)
 def score_kernel(
     query_ptr,  # bf16 [rows, 128] or int32 [rows, 16]
@@ -134,13 +176,19 @@ def score_kernel(
     QUERY_NVFP4: gl.constexpr,
     KEY_NVFP4: gl.constexpr,
     WARPS: gl.constexpr,
+    SM90: gl.constexpr,  # whether there are overlapping launches (`triton_launch`) and prefetches
 ):
+    if SM90:
+        if not KEY_NVFP4:
+            tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     RANGE: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     group, block, length, request, todo = find_share(
         lengths_ptr,
         requests_ptr,
         groups,
         max_context,
+        gl.arange(0, FEW, layout=RANGE),
         gl.arange(0, SCAN, layout=RANGE),
         gl.arange(0, SKIP, layout=RANGE),
     )
@@ -169,11 +217,27 @@ def score_kernel(
         RING: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, order=[1, 0])
         ring = gl.allocate_shared_memory(gl.bfloat16, [_STAGES, _PAGE, _DIM], RING)
 
+    # Two groups ahead of the one that is scored: what a group of one page would wait for is here.
+    table = table_ptr + request.to(gl.int64) * table_stride + block
+    first_page = gl.load(table, mask=todo > 0, other=0)
+    next_length, next_request = _load_group(
+        lengths_ptr, requests_ptr, group + 1, groups, max_context
+    )
     while todo > 0:
         steps = gl.minimum(pages_of(length) - block, todo)
+        next_table = table_ptr + next_request.to(gl.int64) * table_stride
+        next_page = gl.load(next_table, mask=next_length > 0, other=0)
+        last_length, last_request = _load_group(
+            lengths_ptr, requests_ptr, group + 2, groups, max_context
+        )
         if steps > 0:
-            table = table_ptr + request.to(gl.int64) * table_stride + block
-            page = gl.load(table).to(gl.int64)
+            page = first_page.to(gl.int64)
+            if KEY_NVFP4:
+                if SM90:
+                    codes = keys_ptr + page * page_stride * _WORDS_PER_VECTOR
+                    scales = key_scales_ptr + page * scale_page_stride * _PAIRS_PER_VECTOR
+                    _prefetch_page(codes, scales, steps > 0)
+                next_in_table = gl.load(table + 1, mask=steps > 1, other=0).to(gl.int64)
             first_row = group.to(gl.int64) * rows_per_group
             if QUERY_NVFP4:
                 query_even, query_odd = _query_nvfp4(
@@ -213,11 +277,18 @@ def score_kernel(
             for step in range(steps):
                 page_scores = gl.zeros([_PAGE, _ROWS], gl.float32, layout=SCORES)
                 if KEY_NVFP4:
+                    if SM90:
+                        codes = keys_ptr + next_in_table * page_stride * _WORDS_PER_VECTOR
+                        scales = key_scales_ptr
+                        scales += next_in_table * scale_page_stride * _PAIRS_PER_VECTOR
+                        _prefetch_page(codes, scales, step + 1 < steps)
                     codes = keys_ptr + page * page_stride * _WORDS_PER_VECTOR
                     words = gl.load(codes + key_word + word, eviction_policy="evict_first")
                     scales = key_scales_ptr + page * scale_page_stride * _PAIRS_PER_VECTOR
                     pairs = gl.load(scales + key_pair + pair, eviction_policy="evict_first")
-                    page = gl.load(table + step + 1, mask=step + 1 < steps, other=0).to(gl.int64)
+                    page = next_in_table
+                    next_in_table = gl.load(table + step + 2, mask=step + 2 < steps, other=0)
+                    next_in_table = next_in_table.to(gl.int64)
                     even, odd = decode(words, pairs, _PAGE, QUERY_NVFP4, WARPS)
                     even = gl.convert_layout(even, KEYS, assert_trivial=True)
                     odd = gl.convert_layout(odd, KEYS, assert_trivial=True)
@@ -244,6 +315,8 @@ def score_kernel(
             todo -= steps
         group += 1
         block = 0
-        if todo > 0:
-            length = clamp_length(gl.load(lengths_ptr + group), max_context)
-            request = gl.load(requests_ptr + group)
+        length, table, first_page = next_length, next_table, next_page
+        next_length, next_request = last_length, last_request
+    if SM90 and KEY_NVFP4:
+        # BF16 says so first; NVFP4 is faster so (`docs/triton.md`).
+        tl.extra.cuda.gdc_launch_dependents()

@@ -22,7 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_shares import NOT_SPECIALIZED, SCAN, SKIP, clamp_length, find_share, pages_of
+from .triton_shares import FEW, NOT_SPECIALIZED, SCAN, SKIP, clamp_length, find_share, pages_of
 
 _PAGE = tl.constexpr(64)
 _DIM = tl.constexpr(128)
@@ -98,6 +98,7 @@ def score_kernel(
         requests_ptr,
         groups,
         max_context,
+        tl.arange(0, FEW),
         tl.arange(0, SCAN),
         tl.arange(0, SKIP),
     )

@@ -1,15 +1,29 @@
 """The Triton kernel of `quantize_write_nvfp4`: rows of 128 values to codes and scales, in place.
 
 Every rounding is that of `sdsa_quant.nvfp4`, in arithmetic that every GPU has: no GPU before SM100
-converts to E2M1, and SM80 does not convert to E4M3. To round ``x >= 0`` to a format with ``m`` bits
-after the leading one, whose smallest normal exponent is ``e0``, take ``e = max(exponent(x), e0)``.
-The FP32 adder rounds ``x + 2^(e + 23 - m)`` to a multiple of ``2^(e - m)``, nearest even, and the
-low bits of the sum count them. Subnormals (``e = e0``) need no case of their own:
+converts to E2M1, and SM80 does not convert to E4M3. The kernel is bound by instructions, so what
+each value costs is counted below. Division and reciprocal are correctly rounded, once a block:
+approximate ones would move scales and codes.
 
-    bits = count + ((e - e0) << m)
+**Codes.** Past 2 and past 4 the step between E2M1 magnitudes doubles, so a magnitude ``y`` counted
+in steps is ``min(2 y, y + 2, y / 2 + 4, 7)``. Rounding keeps order, so each of the four may as well
+be rounded before the least is taken, and the FP32 adder does that: ``fma(y, 2, 2^23)`` is rounded
+once, to an integer, nearest even, and the low bits of the sum count the steps. An even count is an
+even mantissa, so ties go where E2M1 sends them. The last two are ``7 - saturate(3 - y / 2)``: exact
+where it counts, saturation for free on a GPU, and 7 for NaN, as the hardware converts it. The
+product ``y`` must be rounded to FP32 before, so `COMPILE_OPTIONS` must not let anything fuse it.
 
-Nothing may fuse the product ``x * inverse`` with that addition; the saturation between them sees
-to it. Division and reciprocal are correctly rounded: approximate ones would move scales and codes.
+A factor of -4 times the sign, added to the count, makes ``count - 4`` or ``count + 4``: the sign
+bit of the nibble, up to a constant that is taken out of a whole word of codes. The product of a NaN
+is positive on a GPU.
+
+**Scales.** To round ``x >= 0`` to a format with ``m`` bits after the leading one, whose smallest
+normal exponent is ``e0``, take ``e = max(exponent(x), e0)``. The FP32 adder rounds
+``x + 2^(e + 23 - m)`` to a multiple of ``2^(e - m)``, nearest even, and the low bits of the sum
+count them. Subnormals (``e = e0``) need no case of their own: ``bits = count + ((e - e0) << m)``.
+
+**Work.** Four threads share a row. A thread takes blocks ``b`` and ``b + 4`` of it, each whole, so
+that no value is passed between threads, and loads them 16 bytes at a time.
 """
 
 from __future__ import annotations
@@ -17,37 +31,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_DIM = tl.constexpr(128)
-_HALVES = tl.constexpr(16)  # half blocks in a row: 8 values, one word of codes, one 16-byte load
-_SCALES = tl.constexpr(8)
-_PAGE = tl.constexpr(64)
-_WORDS = tl.constexpr(16)  # 32-bit words of codes in a row
+_PAGE_BITS = tl.constexpr(6)  # 64 keys in a page
+_IN_PAGE = tl.constexpr(2**6 - 1)
+_UNITS = tl.constexpr(4)  # threads' shares of a row: two blocks of 16 values each
+_BLOCKS = tl.constexpr(8)  # 8 bytes of codes and one scale each
 _EXPONENT = tl.constexpr(0x7F800000)
+_SIGN = tl.constexpr(-(2**31))
+_ONE = tl.constexpr(0x3F800000)
+_UPPER_HALF = tl.constexpr(-(2**16))
+_LOWER_WORD = tl.constexpr(2**32 - 1)
 _TWO_120 = tl.constexpr(2.0**120)
+_COUNTER = tl.constexpr(2.0**23 + 8)  # from 2^23 to 2^24 a float32's last bit is 1
 _SIXTH = tl.constexpr(0.16666667163372040)  # 1 / 6 rounded to float32
 _NVFP4_MAX = tl.constexpr(2688.0)  # 6 * 448: what saturates
-
-
-def _offset(mantissa: int, least_exponent: int) -> int:
-    """What `_round_to` gives too much: the same for every value, so taken out last."""
-    return ((23 - mantissa) << 23) + ((127 + least_exponent) << mantissa)
+_INVERSE_GUESS = tl.constexpr(0x7EF311C7)
 
 
 def _int32(value: int) -> int:
     return (value + 2**31) % 2**32 - 2**31
 
 
-_SCALE_OFFSET = tl.constexpr(_int32(_offset(3, -6)))
-_WORD_OFFSET = tl.constexpr(_int32(sum(_offset(1, 0) << (4 * i) for i in range(8))))
+# What `_round_to_e4m3` and the sum of 8 shifted codes give too much: constants, taken out last.
+_SCALE_OFFSET = tl.constexpr(_int32(((23 - 3) << 23) + ((127 - 6) << 3)))
+_WORD_OFFSET = tl.constexpr(_int32(sum((0x4B000000 + 4) << (4 * i) for i in range(8))))
 
 
 @triton.jit
-def _round_to(x, MANTISSA: tl.constexpr, LEAST_EXPONENT: tl.constexpr):
-    """Bits of ``x >= 0`` rounded to `MANTISSA` bits after the leading one, plus `_offset`."""
-    exponent = tl.maximum(x.to(tl.int32, bitcast=True) & _EXPONENT, (127 + LEAST_EXPONENT) << 23)
-    magic = exponent + ((23 - MANTISSA) << 23)
+def _round_to_e4m3(x):
+    """E4M3 bits of ``0 <= x <= 448``."""
+    exponent = tl.maximum(x.to(tl.int32, bitcast=True) & _EXPONENT, (127 - 6) << 23)
+    magic = exponent + ((23 - 3) << 23)
     total = (x + magic.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
-    return total - exponent + (exponent >> (23 - MANTISSA))
+    return total - exponent + (exponent >> (23 - 3)) - _SCALE_OFFSET
 
 
 @triton.jit
@@ -64,47 +79,90 @@ def _divide_by_6(x):
 def _inverse_of_scale(scales):
     """``1 / scale`` of E4M3 bits, correctly rounded, or 0 where the scale is 0.
 
-    One Newton step from an approximation; a test goes through every scale.
+    Four Newton steps from a guess that negates the exponent; a test goes through every scale.
     """
-    vanished = scales == 0
     value = (scales << 20).to(tl.float32, bitcast=True) * _TWO_120
-    value = tl.where(vanished, 1.0, value)
-    inverse = 1.0 / value
-    inverse = tl.fma(tl.fma(-value, inverse, 1.0), inverse, inverse)
-    return tl.where(vanished, 0.0, inverse)
+    inverse = (-value.to(tl.int32, bitcast=True) + _INVERSE_GUESS).to(tl.float32, bitcast=True)
+    for _ in tl.static_range(4):
+        inverse = tl.fma(tl.fma(-value, inverse, 1.0), inverse, inverse)
+    return tl.where(scales == 0, 0.0, inverse)
 
 
 @triton.jit
-def _or(left, right):
-    return left | right
+def _shifted_codes(x, inverse, FIRST: tl.constexpr, STEP: tl.constexpr):
+    """Sum over ``i`` of the codes of float32 `x` [N, 4] at bits ``FIRST + STEP i``, with offset."""
+    scaled = x * inverse[:, None]
+    y = tl.abs(scaled)
+    up_to_2 = tl.fma(y, 2.0, _COUNTER)
+    up_to_4 = y + (_COUNTER + 2.0)
+    short_of_7 = tl.minimum(tl.maximum(tl.fma(y, -0.5, 3.0), 0.0), 1.0)
+    above = tl.fma(short_of_7, -1.0, _COUNTER + 7.0)
+    # A minimum of NaN and a number is the number.
+    count = tl.minimum(tl.minimum(up_to_2, up_to_4), above)
+    sign = ((scaled.to(tl.int32, bitcast=True) & _SIGN) | _ONE).to(tl.float32, bitcast=True)
+    code = tl.fma(sign, -4.0, count).to(tl.int32, bitcast=True)
+    return tl.sum(code << (FIRST + STEP * tl.arange(0, 4))[None, :], 1)
 
 
 @triton.jit
-def quantize_rows(x):
-    """Words of codes and scale bytes of float32 values [ROWS, 16, 8].
+def _word_of_codes(first, second, inverse, ALTERNATING: tl.constexpr):
+    """The codes of 8 values: `first` and `second` are the even and odd ones, or the halves."""
+    if ALTERNATING:
+        word = _shifted_codes(first, inverse, 0, 8) + _shifted_codes(second, inverse, 4, 8)
+    else:
+        word = _shifted_codes(first, inverse, 0, 4) + _shifted_codes(second, inverse, 16, 4)
+    return word - _WORD_OFFSET
+
+
+@triton.jit
+def _largest(first, second):
+    return tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 1)
+
+
+@triton.jit
+def _quantize_blocks(a, b, c, d, ALTERNATING: tl.constexpr):
+    """Codes and scales of N blocks: `a`, `b` their first 8 values, `c`, `d` the rest.
+
+    Parameters
+    ----------
+    a, b, c, d : float32 [N, 4]
+        As `_load_8` gives them.
 
     Returns
     -------
-    words : int32 [ROWS, 16]
-    scales : int32 [ROWS, 8]
+    codes : int64 [N]
+    scales : int32 [N]
     """
-    ROWS: tl.constexpr = x.shape[0]
-    # A maximum or minimum of NaN and a number is the number: NaN does not count towards amax (0 is
-    # what a block of nothing else leaves), and its code is +6.
-    # [ROWS, 16] -> [ROWS, 8, 2] -> [ROWS, 8]
-    amax = tl.max(tl.reshape(tl.max(tl.abs(x), 2), (ROWS, _SCALES, 2)), 2)
+    # A maximum of NaN and a number is the number: NaN does not count towards amax, and 0 is what a
+    # block of nothing else leaves.
+    amax = tl.maximum(_largest(a, b), _largest(c, d))
     amax = tl.minimum(tl.maximum(amax, 0.0), _NVFP4_MAX)
-    scales = _round_to(_divide_by_6(amax), 3, -6) - _SCALE_OFFSET
+    scales = _round_to_e4m3(_divide_by_6(amax))
     inverse = _inverse_of_scale(scales)
-    inverse = tl.broadcast_to(inverse[:, :, None], (ROWS, _SCALES, 2))
-    inverse = tl.reshape(inverse, (ROWS, _HALVES))[:, :, None]
+    lower = _word_of_codes(a, b, inverse, ALTERNATING).to(tl.int64) & _LOWER_WORD
+    upper = _word_of_codes(c, d, inverse, ALTERNATING).to(tl.int64) << 32
+    return lower | upper, scales
 
-    scaled = tl.maximum(tl.minimum(x * inverse, 6.0), -6.0)
-    nibble = (4 * tl.arange(0, 8))[None, None, :]
-    words = tl.sum(_round_to(tl.abs(scaled), 1, 0) << nibble, 2) - _WORD_OFFSET
-    signs = (scaled.to(tl.int32, bitcast=True) >> (28 - nibble)) & (8 << nibble)
-    words |= tl.reduce(signs, 2, _or)
-    return words, scales
+
+@triton.jit
+def _load_8(words_ptr, live, dtype: tl.constexpr):
+    """8 values from each of `words_ptr` [N], as two float32 [N, 4].
+
+    The even and the odd ones of 16-bit values, the first and the last four of float32.
+    """
+    words_ptr = words_ptr[:, None] + tl.arange(0, 4)[None, :]
+    words = tl.load(words_ptr, mask=live[:, None], other=0)
+    if dtype == tl.float32:
+        first = words.to(tl.float32, bitcast=True)
+        words = tl.load(words_ptr + 4, mask=live[:, None], other=0)
+        second = words.to(tl.float32, bitcast=True)
+    elif dtype == tl.bfloat16:
+        first = (words << 16).to(tl.float32, bitcast=True)
+        second = (words & _UPPER_HALF).to(tl.float32, bitcast=True)
+    else:
+        first = words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        second = (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return first, second
 
 
 @triton.jit
@@ -118,32 +176,49 @@ def _write_rows(
     codes_stride,
     scales_stride,
     tile,
-    PLACES_PER_RECORD: tl.constexpr,
+    PAGED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Quantize one tile of `ROWS` rows and write each to its place, ``place // PLACES_PER_RECORD``
-    records and ``place % PLACES_PER_RECORD`` rows in; negative places are skipped."""
-    row = tile * ROWS + tl.arange(0, ROWS)
+    """Quantize one tile of `ROWS` rows and write each to its place; negative ones are skipped.
+
+    A place is a slot of a paged cache (page ``place // 64``, key ``place % 64``) or a row.
+    """
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    WORDS: tl.constexpr = dtype.primitive_bitwidth // 4  # 32-bit words of 8 values
+    thread = tl.arange(0, ROWS * _UNITS)
+    row = tile * ROWS + thread // _UNITS
+    block = thread % _UNITS
     place = tl.load(places_ptr + row, mask=row < count, other=-1)
     live = place >= 0
-    half = tl.arange(0, _HALVES)
-    value = tl.arange(0, 8)
-    VECTOR: tl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth  # values in 16 bytes
-    x = x_ptr + (row.to(tl.int64) * x_stride * VECTOR)[:, None, None]
-    x += half[None, :, None] * 8 + value[None, None, :]
-    words, scales = quantize_rows(tl.load(x, mask=live[:, None, None], other=0.0).to(tl.float32))
-    record = place // PLACES_PER_RECORD
-    inside = place % PLACES_PER_RECORD
-    codes = codes_ptr + (record * codes_stride * 4 + inside * _WORDS)[:, None]
-    tl.store(codes + half[None, :], words, mask=live[:, None])
-    out = scales_ptr + (record * scales_stride + inside * _SCALES)[:, None]
-    tl.store(out + tl.arange(0, _SCALES)[None, :], scales.to(tl.uint8), mask=live[:, None])
+    words = x_ptr.to(tl.pointer_type(tl.int32)) + (row.to(tl.int64) * x_stride * 4)
+    words += block * (2 * WORDS)
+    a, b = _load_8(words, live, dtype)
+    c, d = _load_8(words + WORDS, live, dtype)
+    words += _UNITS * 2 * WORDS
+    e, f = _load_8(words, live, dtype)
+    g, h = _load_8(words + WORDS, live, dtype)
+    if PAGED:
+        record = place >> _PAGE_BITS
+        block += (place & _IN_PAGE).to(tl.int32) * _BLOCKS
+    else:
+        record = place
+    out_codes = codes_ptr + (record * codes_stride * 2 + block)
+    out_scales = scales_ptr + (record * scales_stride + block)
+    ALTERNATING: tl.constexpr = dtype != tl.float32
+    codes, scales = _quantize_blocks(a, b, c, d, ALTERNATING)
+    tl.store(out_codes, codes, mask=live)
+    tl.store(out_scales, scales.to(tl.uint8), mask=live)
+    codes, scales = _quantize_blocks(e, f, g, h, ALTERNATING)
+    tl.store(out_codes + _UNITS, codes, mask=live)
+    tl.store(out_scales + _UNITS, scales.to(tl.uint8), mask=live)
 
 
 @triton.jit(
     do_not_specialize=[
         "slots_ptr",
+        "key_cache_ptr",
         "query_rows_ptr",
+        "packed_query_ptr",
         "key_scales_ptr",
         "query_scales_ptr",
         "keys",
@@ -159,11 +234,11 @@ def _write_rows(
 def quantize_write_kernel(
     key_ptr,  # bf16, fp16 or fp32 [keys, 128]
     slots_ptr,  # int64 [keys]
-    key_cache_ptr,  # int32 [pages, 64, 16]
+    key_cache_ptr,  # int64 [pages, 64, 8]
     key_scales_ptr,  # uint8 [pages, 64, 8]
     query_ptr,  # like key_ptr [queries, 128]
     query_rows_ptr,  # int64 [queries]
-    packed_query_ptr,  # int32 [rows, 16]
+    packed_query_ptr,  # int64 [rows, 8]
     query_scales_ptr,  # uint8 [rows, 8]
     keys,
     queries,
@@ -174,7 +249,11 @@ def quantize_write_kernel(
     scale_page_stride: tl.int64,  # bytes
     query_scale_stride: tl.int64,
     ROWS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    if OVERLAPS:  # `triton_launch` says why, and why before anything else
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     tile = tl.program_id(0)
     key_tiles = tl.cdiv(keys, ROWS)
     if tile < key_tiles:
@@ -188,7 +267,7 @@ def quantize_write_kernel(
             page_stride,
             scale_page_stride,
             tile,
-            _PAGE,
+            True,
             ROWS,
         )
     else:
@@ -202,6 +281,6 @@ def quantize_write_kernel(
             packed_stride,
             query_scale_stride,
             tile - key_tiles,
-            1,
+            False,
             ROWS,
         )

@@ -1,7 +1,8 @@
 """Backend `triton`: NVFP4 and BF16 scores on every NVIDIA GPU from SM80, in CUDA graphs.
 
-The host side. Two kernels do the work, both with a grid that the device fixes and nothing in the
-arguments can change, sharing out the pages that the lengths define (`triton_shares`):
+The host side. Two kernels do the work, both with a grid that the device fixes, made smaller only
+where `scores` is too narrow for that many pages, sharing out the pages that the lengths define
+(`triton_shares`):
 
 - `triton_gluon`, where Triton has Gluon (3.6 and later);
 - `triton_portable`, with older Tritons and under the interpreter (``TRITON_INTERPRET=1``), which
@@ -19,11 +20,19 @@ from dataclasses import dataclass
 
 import torch
 
+from sdsa_quant.layout import PAGE
+
 from .availability import can_find, capability, device_index, multiprocessors
 from .capture import refuse_capture_before_warmup
 from .checks import BF16, NVFP4, ScoreProblem
 from .plans import Plan, addresses_of
-from .triton_launch import COMPILE_OPTIONS, has_gluon, interpreting
+from .triton_launch import (
+    COMPILE_OPTIONS,
+    direct_launch,
+    has_gluon,
+    interpreting,
+    overlaps_launches,
+)
 
 _LEAST_CAPABILITY = (8, 0)
 
@@ -40,10 +49,10 @@ class _Tuning:
     """Launch shape of the Gluon kernel.
 
     `programs` a multiprocessor are resident at once with `registers` a thread. H200, Triton 3.6,
-    2026-11, (32 groups, 1 row, 65,536 keys), calls in a graph: NVFP4 takes 47.2 us with 2 warps, 12
-    programs and 6 registers spilled; 48.6 with 10 programs and none, 53 with 4 warps, 49 to 53 with
-    2 to 4 times the programs. BF16, whose ring of 48 KB lets 4 programs be resident, takes 133.6
-    us with 2 warps or 4, and (1, 1, 131,072) 11.9 us, 15.1 with 3 times the programs.
+    2026-11, (32 groups, 1 row, 65,536 keys), calls in a graph: NVFP4 takes 47 us with 2 warps and
+    12 programs, 53 with 4 warps, 49 to 53 with 2 to 4 times the programs. BF16, whose ring of 48 KB
+    lets 4 programs be resident, takes 130 us with 2 warps or 4, and (1, 1, 131,072) takes 11 us,
+    3 more with 3 times the programs.
     """
 
     warps: int
@@ -56,8 +65,8 @@ _TUNING = {
     BF16: _Tuning(warps=2, programs=4, registers=168),
 }
 
-# What is compiled, as functions of a launch's arguments and its stream; None stands for the
-# portable kernel, which Triton's JIT launches.
+# What is compiled, as functions of programs, a stream and the kernel's arguments; None stands for
+# the portable kernel, which Triton's JIT launches.
 _compiled: dict[tuple[int, Formats], Callable[..., None] | None] = {}
 
 
@@ -125,17 +134,20 @@ def make_plan(problem: ScoreProblem) -> Plan | None:
         0 if key_scales is None else key_scales.stride(0) // _SCALE_VECTOR_BYTES,
         problem.block_table.stride(0),
         problem.scores.stride(0),
-        *_constants(problem.query_format, problem.key_format),
+        *_constants(index, problem.query_format, problem.key_format),
     )
+    # No more than there can be pages, where `scores` is narrow enough to say so.
+    most_pages = problem.groups * -(-problem.max_context // PAGE)
+    programs = min(_TUNING[problem.key_format].programs * multiprocessors(index), most_pages)
     current_device = torch.cuda.current_device
     current_stream = _stream_lookup()
 
     def plan(*addresses: int) -> None:
         if current_device() == index:
-            run(*addresses, *sizes, stream=current_stream(index))
+            run(programs, current_stream(index), *addresses, *sizes)
         else:
             with torch.cuda.device(index):
-                run(*addresses, *sizes, stream=current_stream(index))
+                run(programs, current_stream(index), *addresses, *sizes)
 
     return plan
 
@@ -152,8 +164,9 @@ def _stream_lookup() -> Callable[[int], int]:
     return driver.active.get_current_stream
 
 
-def _constants(query_format: str, key_format: str) -> tuple[bool, bool, int]:
-    return query_format == NVFP4, key_format == NVFP4, _TUNING[key_format].warps
+def _constants(index: int, query_format: str, key_format: str) -> tuple[bool, bool, int, bool]:
+    warps = _TUNING[key_format].warps
+    return query_format == NVFP4, key_format == NVFP4, warps, overlaps_launches(index)
 
 
 def _compile_gluon(index: int, query_format: str, key_format: str) -> Callable[..., None]:
@@ -170,15 +183,14 @@ def _compile_gluon(index: int, query_format: str, key_format: str) -> Callable[.
         torch.int32,
         torch.float32,
         *(0,) * 9,  # sizes and strides, none of which is specialized on
-        *_constants(query_format, key_format),
+        *_constants(index, query_format, key_format),
         grid=(1,),
         num_warps=tuning.warps,
         maxnreg=tuning.registers,
+        launch_pdl=overlaps_launches(index),
         **COMPILE_OPTIONS,
     )
-    # The compiled kernel is launched directly: going through the JIT function again would bind and
-    # hash every argument, which takes longer than small calls do.
-    return compiled[(tuning.programs * multiprocessors(index), 1, 1)]
+    return direct_launch(compiled)
 
 
 def _launch_portable(problem: ScoreProblem, programs: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from .availability import device_index
 from .capture import refuse_capture_before_warmup
 from .quantize_write import Rows
-from .triton_launch import COMPILE_OPTIONS
+from .triton_launch import COMPILE_OPTIONS, interpreting, overlaps_launches
 from .triton_quantize import quantize_write_kernel
 
 # H200, 2026-11, 1M BF16 keys: 129 us; 4 warps or 1 take 152 and 132, 8 or 32 rows 139 and 168.
@@ -41,14 +41,16 @@ def run_kernel(keys: Rows, queries: Rows | None) -> None:
     programs = _tiles(key_count) + _tiles(query_count)
     if not programs:
         return
+    overlaps = not interpreting() and overlaps_launches(device_index(keys.values.device))
+    options = {"launch_pdl": True} if overlaps else {}
     quantize_write_kernel[(programs,)](
         keys.values,
         keys.places,
-        keys.codes.view(torch.int32),
+        keys.codes.view(torch.int64),
         keys.scales,
         query.values,
         query.places,
-        query.codes.view(torch.int32),
+        query.codes.view(torch.int64),
         query.scales,
         key_count,
         query_count,
@@ -59,7 +61,9 @@ def run_kernel(keys: Rows, queries: Rows | None) -> None:
         keys.scales.stride(0),
         query.scales.stride(0),
         ROWS=_ROWS_PER_PROGRAM,
+        OVERLAPS=overlaps,
         num_warps=_WARPS,
+        **options,
         **COMPILE_OPTIONS,
     )
 

@@ -1,4 +1,8 @@
-"""The processes of a study: ranks of ``torchrun``, and the workers of each on its machine."""
+"""The processes of a study: ranks of ``torchrun``, and the workers of each on its machine.
+
+Ranks exchange no results, only a word on how it went: through NCCL where every rank has a GPU of
+its own, through gloo otherwise. So the report is the same with either.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +27,22 @@ _POLL_SECONDS = 1.0
 class Ranks:
     """This process among those of ``torchrun``, or alone."""
 
-    def __init__(self, rank: int, count: int) -> None:
+    def __init__(
+        self, rank: int, count: int, group: torch.distributed.ProcessGroup | None = None
+    ) -> None:
         self.rank = rank
         self.count = count
+        self._group = group  # None is the default one, where there are several
 
     @property
     def is_first(self) -> bool:
         """Whether this process is the one that reports."""
         return self.rank == 0
+
+    @property
+    def joined_by(self) -> str | None:
+        """``"nccl"`` or ``"gloo"``; None for a process alone."""
+        return None if self.count == 1 else str(torch.distributed.get_backend(self._group))
 
     def in_step(self, action: Callable[[], None]) -> None:
         """Do something, then wait for the other ranks; an error of one is an error of all.
@@ -56,23 +68,50 @@ class Ranks:
         if self.count == 1:
             return [message]
         messages: list[str | None] = [None] * self.count
-        torch.distributed.all_gather_object(messages, message)
+        torch.distributed.all_gather_object(messages, message, self._group)
         return messages
 
 
 @contextlib.contextmanager
-def joined_ranks() -> Iterator[Ranks]:
-    """The ranks that ``torchrun`` started, joined by gloo for the time of the block."""
+def joined_ranks(device: str = "cpu") -> Iterator[Ranks]:
+    """The ranks that ``torchrun`` started, joined for the time of the block.
+
+    Parameters
+    ----------
+    device : str
+        What this rank measures on.
+    """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         yield Ranks(0, 1)
         return
-    # Gloo on any machine: nothing but a few words is exchanged, whatever the units are computed on.
+    # Gloo works anywhere, and so is what the ranks find out with whether NCCL would.
     torch.distributed.init_process_group("gloo", timeout=_LONGEST_WAIT)
     try:
-        yield Ranks(torch.distributed.get_rank(), count)
+        yield Ranks(torch.distributed.get_rank(), count, _join_by_nccl(device, count))
     finally:
         torch.distributed.destroy_process_group()
+
+
+def _join_by_nccl(device: str, count: int) -> torch.distributed.ProcessGroup | None:
+    """An NCCL group of all ranks; None unless each of them has a GPU of its own, and NCCL."""
+    mine = _gpu_identity(torch.device(device))
+    identities: list[str | None] = [None] * count
+    torch.distributed.all_gather_object(identities, mine)
+    if mine is None or None in identities or len(set(identities)) < count:
+        return None
+    torch.cuda.set_device(device)
+    group: torch.distributed.ProcessGroup = torch.distributed.new_group(
+        backend="nccl", timeout=_LONGEST_WAIT
+    )
+    return group
+
+
+def _gpu_identity(device: torch.device) -> str | None:
+    """What no other GPU of any machine has; None for a CPU and where NCCL is missing."""
+    if device.type != "cuda" or not torch.distributed.is_nccl_available():
+        return None
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def measure_with_workers(

@@ -248,7 +248,7 @@ def run_study(
 
     started = time.monotonic()
     study = open_study(inputs, settings, output / WORK_FOLDER, device)
-    with folders_made([study.folder.path]), joined_ranks() as ranks:
+    with folders_made([study.folder.path]), joined_ranks(device) as ranks:
         ranks.in_step(lambda: study.folder.prepare(restart=force) if ranks.is_first else None)
         units = share_units(study.units(), ranks.rank, ranks.count)
         processes = workers or _default_workers(ranks.count, device)
@@ -272,6 +272,7 @@ def run_study(
             timing={
                 "seconds": time.monotonic() - started,
                 "ranks": ranks.count,
+                "joined_by": ranks.joined_by,
                 "workers": processes,
             },
             plots=plots,
@@ -323,9 +324,13 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _device_of_rank(device: str) -> str:
-    """``cuda`` under torchrun is the device of the process's own number on its machine."""
+    """``cuda`` under torchrun is a device by the process's own number on its machine."""
     rank = os.environ.get("LOCAL_RANK")
-    return f"cuda:{rank}" if device == "cuda" and rank is not None else device
+    if device != "cuda" or rank is None:
+        return device
+    import torch
+
+    return f"cuda:{int(rank) % torch.cuda.device_count()}"
 
 
 def _default_workers(ranks: int, device: str) -> int:

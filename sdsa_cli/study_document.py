@@ -40,7 +40,7 @@ def study_document(study: Study, summary: StudySummary, timing: Document) -> Doc
         COMMAND,
         {
             "inputs": study.inputs,
-            "device": study.device,
+            "device": study.device.partition(":")[0],  # the same for every rank
             "settings": {
                 "formats": [
                     {

@@ -374,7 +374,9 @@ def test_two_ranks_change_nothing(studies: Studies) -> None:
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.count("Recall of the unquantized keys") == 1, "one rank reports"
     assert without_timing(studies.document("one")) == without_timing(studies.document("two"))
-    assert studies.document("two")["timing"]["ranks"] == 2
+    timing = studies.document("two")["timing"]
+    assert timing["ranks"] == 2
+    assert timing["joined_by"] == "gloo"
     assert not (studies.folder / "two" / "work").exists()
 
 

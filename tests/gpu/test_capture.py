@@ -5,17 +5,28 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from problems import KINDS, UNTOUCHED, assert_scores, make_problem
-from sdsa_kernels import triton_scores
+from sdsa_kernels import backend_names, triton_scores
 from sdsa_kernels.graph_timing import capture
 from sdsa_quant.errors import DtypeError
 
 pytestmark = pytest.mark.gpu
+
+GPU_BACKENDS = [name for name in backend_names() if name != "torch"]
+
+
+def every_backend(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test with each backend that runs here."""
+    return pytest.mark.usefixtures("backend_runs_here")(
+        pytest.mark.parametrize("backend", GPU_BACKENDS)(test)
+    )
+
 
 FIRST_CALL_IN_A_CAPTURE = """
 import torch
@@ -44,7 +55,7 @@ print("captured")
 """
 
 
-@pytest.mark.parametrize("backend", ["triton", "auto"])
+@every_backend
 def test_a_first_call_inside_a_capture_is_refused(backend: str) -> None:
     # In a process of its own, so that nothing is compiled yet.
     tests = Path(__file__).parent.parent
@@ -58,8 +69,9 @@ def test_a_first_call_inside_a_capture_is_refused(backend: str) -> None:
     assert result.stdout.split() == ["refused", "captured"]
 
 
+@every_backend
 @pytest.mark.parametrize("kind", KINDS)
-def test_replays_follow_new_inputs(generator: torch.Generator, kind: str) -> None:
+def test_replays_follow_new_inputs(generator: torch.Generator, backend: str, kind: str) -> None:
     big = make_problem(
         [131_072], generator=generator, kind=kind, rows_per_group=2, integers=True
     ).to("cuda")
@@ -67,8 +79,8 @@ def test_replays_follow_new_inputs(generator: torch.Generator, kind: str) -> Non
         context_lengths=torch.tensor([64], dtype=torch.int32, device="cuda"),
         query=big.query.clone(),
     )
-    problem.run("triton")
-    graph = capture(lambda: problem.run("triton"))
+    problem.run(backend)
+    graph = capture(lambda: problem.run(backend))
     for length in (131_072, 1, 0, 65):
         problem.context_lengths.fill_(length)
         problem.query.copy_(problem.query.flip(0))
@@ -76,25 +88,28 @@ def test_replays_follow_new_inputs(generator: torch.Generator, kind: str) -> Non
         graph.replay()
         replayed = problem.scores.clone()
         problem.scores.fill_(UNTOUCHED)
-        assert torch.equal(problem.run("triton"), replayed)
+        assert torch.equal(problem.run(backend), replayed)
         assert_scores(problem, exact=True)
 
 
-def test_replays_allocate_nothing(generator: torch.Generator) -> None:
+@every_backend
+def test_replays_allocate_nothing(generator: torch.Generator, backend: str) -> None:
     problem = make_problem([300, 5], generator=generator).to("cuda")
-    problem.run("triton")
+    problem.run(backend)
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    problem.run("triton")
+    problem.run(backend)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
+@every_backend
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")
-def test_refused_arguments_leave_a_capture_usable(generator: torch.Generator) -> None:
+def test_refused_arguments_leave_a_capture_usable(generator: torch.Generator, backend: str) -> None:
     problem = make_problem([300], generator=generator).to("cuda")
-    problem.run("triton")
+    problem.run(backend)
     torch.cuda.synchronize()
     wrong = problem.replace(requests=problem.requests.long())
+    capture(lambda: problem.run("triton"))  # a process's first capture reserves memory for good
     reserved = torch.cuda.memory_reserved()
     for _ in range(50):
         graph = torch.cuda.CUDAGraph()
@@ -102,24 +117,27 @@ def test_refused_arguments_leave_a_capture_usable(generator: torch.Generator) ->
             pytest.raises(DtypeError, match="requests must be int32"),
             torch.cuda.graph(graph),
         ):
-            wrong.run("triton")
+            wrong.run(backend)
         del graph
     gc.collect()
     torch.cuda.synchronize()
     assert torch.cuda.memory_reserved() <= reserved
     problem.scores.fill_(UNTOUCHED)
-    capture(lambda: problem.run("triton")).replay()
+    capture(lambda: problem.run(backend)).replay()
     torch.cuda.synchronize()
     assert_scores(problem, exact=False)
 
 
-def test_compiled_kernels_survive_garbage_collection(generator: torch.Generator) -> None:
+@every_backend
+def test_compiled_kernels_survive_garbage_collection(
+    generator: torch.Generator, backend: str
+) -> None:
     problem = make_problem([300], generator=generator).to("cuda")
-    problem.run("triton")
+    problem.run(backend)
     thresholds = gc.get_threshold()
     gc.set_threshold(1)
     try:
-        graphs = [capture(lambda: problem.run("triton")) for _ in range(10)]
+        graphs = [capture(lambda: problem.run(backend)) for _ in range(10)]
         gc.collect()
         for graph in graphs:
             graph.replay()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from problems import gaussian_values
+from quantize_cases import (
+    every_maximum,
+    every_value_under_every_scale,
+    ties_and_their_neighbours,
+)
 from sdsa_kernels import quantize_write_nvfp4
 from sdsa_kernels.graph_timing import capture
 from sdsa_quant.nvfp4 import quantize_nvfp4
@@ -98,6 +106,36 @@ def test_every_bfloat16_beside_every_maximum_exponent(generator: torch.Generator
     assert torch.equal(key_scales.cpu().reshape(-1, 8).view(torch.uint8), scales.view(torch.uint8))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [every_maximum, every_value_under_every_scale, ties_and_their_neighbours],
+    ids=lambda make: make.__name__,
+)
+def test_hard_rows(make: Callable[[], torch.Tensor]) -> None:
+    values = make()
+    count = values.shape[0]
+    key_cache, key_scales = poisoned_cache(-(-count // 64))
+    slots = torch.arange(count, device="cuda")
+    quantize_write_nvfp4(values.cuda(), slots, key_cache=key_cache, key_scales=key_scales)
+    codes, scales = quantize_nvfp4(values)
+    assert torch.equal(rows_of(key_cache, slots).cpu(), codes)
+    assert torch.equal(rows_of(key_scales, slots).cpu(), scales.view(torch.uint8))
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), least=st.integers(-40, 20))
+def test_any_float32(seed: int, least: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(least, least + 24, (1024, 128), generator=generator)
+    values = torch.randn(1024, 128, generator=generator) * torch.exp2(exponents.float())
+    key_cache, key_scales = poisoned_cache(16)
+    slots = torch.arange(1024, device="cuda")
+    quantize_write_nvfp4(values.cuda(), slots, key_cache=key_cache, key_scales=key_scales)
+    codes, scales = quantize_nvfp4(values)
+    assert torch.equal(rows_of(key_cache, slots).cpu(), codes)
+    assert torch.equal(rows_of(key_scales, slots).cpu(), scales.view(torch.uint8))
+
+
 def test_slots_past_32_bits(generator: torch.Generator) -> None:
     pages = 466_040
     key_cache, key_scales = poisoned_cache(pages)
@@ -132,10 +170,15 @@ def test_capture_and_replay(generator: torch.Generator) -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_another_device_than_the_current_one(generator: torch.Generator) -> None:
+    torch.cuda.reset_peak_memory_stats(0)
+    before = torch.cuda.max_memory_allocated(0)
     keys = gaussian_values((10, 128), generator).to("cuda:1")
     slots = torch.arange(10, device="cuda:1")
     codes = torch.zeros(1, 64, 64, dtype=torch.uint8, device="cuda:1")
     scales = torch.zeros(1, 64, 8, dtype=torch.uint8, device="cuda:1")
     quantize_write_nvfp4(keys, slots, key_cache=codes, key_scales=scales)
     assert torch.cuda.current_device() == 0
-    assert torch.equal(codes[0, :10], quantize_nvfp4(keys)[0])
+    assert torch.cuda.max_memory_allocated(0) == before
+    expected_codes, expected_scales = quantize_nvfp4(keys)
+    assert torch.equal(codes[0, :10], expected_codes)
+    assert torch.equal(scales[0, :10], expected_scales.view(torch.uint8))

@@ -5,17 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from problems import KINDS, make_problem
+from problems import KINDS, UNTOUCHED, assert_scores, make_problem
 from sdsa_kernels.checks import ScoreProblem, check_scores_call
 from sdsa_kernels.graph_timing import (
     Rotation,
+    capture,
     first_call_seconds,
     host_overhead_us,
     l2_bytes,
     rotations_for,
     time_graph,
 )
+from sdsa_kernels.measure import measure_problems
 from sdsa_kernels.roofs import read_roof_bytes_per_second, time_page_gather
+from sdsa_kernels.traffic import score_traffic
 from sdsa_quant.errors import InputError
 
 pytestmark = pytest.mark.gpu
@@ -122,3 +125,28 @@ def test_time_follows_the_keys_and_not_the_capacity(kind: str) -> None:
         wide = problem.replace(scores=room)
         times.append(time_graph([lambda: wide.run("triton")], 100).median_us)  # noqa: B023
     assert times[1] / times[0] < 1.1
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_device_than_the_current_one(kind: str) -> None:
+    torch.cuda.reset_peak_memory_stats(0)
+    before = torch.cuda.max_memory_allocated(0)
+    problem = make_problem([700, 65], generator=torch.Generator().manual_seed(1), kind=kind)
+    problem = problem.to("cuda:1")
+    traffic = score_traffic(
+        [700, 65], rows_per_group=1, max_context=705, query_format="bf16", key_format="bf16"
+    )
+    measurement = measure_problems(
+        [check_scores_call(**vars(problem))], traffic, 5, backend="triton", calls_per_replay=2
+    )
+    assert measurement.timing.median_us > 0
+    assert torch.cuda.current_device() == 0
+    assert torch.cuda.max_memory_allocated(0) == before
+    # The roof left zeros there, so these are the scores of a graph of its own.
+    with torch.cuda.device(1):
+        graph = capture(lambda: problem.run("triton"))
+    problem.scores.fill_(UNTOUCHED)
+    graph.replay()
+    torch.cuda.synchronize(1)
+    assert_scores(problem, exact=False)

@@ -55,16 +55,24 @@ def test_every_call_has_a_compiled_variant(
     generator: torch.Generator, kind: str, rows_per_group: int, architecture: str
 ) -> None:
     problem = _checked(kind, rows_per_group, generator)
-    assert variant_of(problem, architecture) in variants_of(architecture)
+    for groups in (1, 1_000_000):
+        variant = variant_of(replace(problem, groups=groups), architecture, 132)
+        assert variant in variants_of(architecture)
+
+
+def test_lists_of_two_pages_for_every_team_are_short(generator: torch.Generator) -> None:
+    problem = replace(_checked("nvfp4", 1, generator), groups=32)
+    for width, variant in ((4224, "blocks1_short"), (4225, "blocks1"), (65_536, "blocks1")):
+        assert variant_of(replace(problem, max_context=width), "sm_90a", 132) == variant
 
 
 def test_variants_are_few() -> None:
     # What one process can ever compile on a device, whatever the shapes, strides and lengths.
     assert {name: len(variants_of(name)) for name in ARCHITECTURES.values()} == {
-        "sm_90a": 5,
-        "sm_100a": 3,
-        "sm_103a": 3,
-        "sm_120a": 3,
+        "sm_90a": 9,
+        "sm_100a": 5,
+        "sm_103a": 5,
+        "sm_120a": 5,
     }
 
 
@@ -107,20 +115,21 @@ def test_missing_or_old_cute_dsl_is_named(
 
 
 @pytest.mark.usefixtures("devices")
-def test_more_units_than_the_kernel_counts_are_refused(generator: torch.Generator) -> None:
-    problem = replace(_checked("bf16", 1, generator), groups=70_000, max_context=1_048_576)
+def test_more_pages_than_the_kernel_counts_are_refused(generator: torch.Generator) -> None:
+    problem = replace(_checked("bf16", 1, generator), groups=140_000, max_context=1_048_576)
     reason = cute_scores.reason_unsupported(_OnCuda(problem, 1))
-    assert "70000 groups of up to 1048576 keys" in reason
+    assert "140000 groups of up to 1048576 keys" in reason
 
 
 @pytest.mark.parametrize(
-    ("index", "kind", "order"),
+    ("index", "kind", "rows", "order"),
     [
-        (1, "bf16", ["triton", "cute", "torch"]),
-        (1, "nvfp4", ["cute", "triton", "torch"]),
-        (1, "mixed", ["cute", "triton", "torch"]),
-        (2, "bf16", ["cute", "triton", "torch"]),
-        (3, "nvfp4", ["cute", "triton", "torch"]),
+        (1, "bf16", 2, ["cute", "triton", "torch"]),
+        (1, "bf16", 3, ["triton", "cute", "torch"]),
+        (1, "nvfp4", 8, ["cute", "triton", "torch"]),
+        (1, "mixed", 8, ["cute", "triton", "torch"]),
+        (2, "bf16", 8, ["cute", "triton", "torch"]),
+        (3, "nvfp4", 1, ["cute", "triton", "torch"]),
     ],
 )
 def test_auto_tries_the_measured_winner_first(
@@ -128,10 +137,11 @@ def test_auto_tries_the_measured_winner_first(
     monkeypatch: pytest.MonkeyPatch,
     index: int,
     kind: str,
+    rows: int,
     order: list[str],
 ) -> None:
     # By the problem's own device: 1 is an H100 here, whatever device is current.
     capabilities = [(8, 0), (9, 0), (10, 0), (10, 3)]
     monkeypatch.setattr(backends, "capability", lambda device: capabilities[device])
-    problem = _OnCuda(_checked(kind, 1, generator), index)
+    problem = _OnCuda(_checked(kind, rows, generator), index)
     assert [backend.name for backend in backends.auto_order(problem)] == order  # type: ignore[arg-type]

@@ -14,7 +14,12 @@ KERNEL = CompiledKernel(
     image=bytes(range(256)) + b"\n\n",  # newlines in it must not end the header
     symbol="kernel_0",
     config=LaunchConfig(
-        threads=256, shared_bytes=4096, ctas_per_sm=2, unit_keys=64, late_wave_units=96
+        threads=256,
+        shared_bytes=4096,
+        ctas_per_sm=2,
+        teams=8,
+        late_least_pages=12,
+        two_late_pages=48,
     ),
 )
 

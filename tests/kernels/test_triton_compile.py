@@ -55,6 +55,7 @@ def compile_scores(kind: str, capability: int) -> dict[str, str]:
         "QUERY_NVFP4": query == "*i32",
         "KEY_NVFP4": keys == "*i32",
         "WARPS": tuning.warps,
+        "SM90": capability >= 90,
     }
     names = [*signature, *constants]
     compiled = triton.compile(
@@ -81,9 +82,50 @@ def test_scores_compile(kind: str, capability: int) -> None:
     assert f".target sm_{capability}" in code["ptx"]
     inputs = "f16.f16" if kind == "nvfp4" else "bf16.bf16"
     assert f"mma.sync.aligned.m16n8k16.row.col.f32.{inputs}.f32" in code["ptx"]
+    assert code["ptx"].count("griddepcontrol.wait") == (capability >= 90)
+    assert code["ptx"].count("griddepcontrol.launch_dependents") == (capability >= 90)
+    assert ("prefetch.L2" in code["ptx"]) == (capability >= 90 and kind != "bf16")
     if kind == "bf16":
-        assert "cp.async" in code["ptx"]
+        assert "cp.async.cg" in code["ptx"]
     else:
         # Keys are loaded 16 bytes at a time, and no operand goes through shared memory.
         assert re.search(r"ld\.global\S*\.v4\.b32", code["ptx"])
         assert "ldmatrix" not in code["ptx"]
+
+
+@pytest.mark.parametrize("capability", [80, 86, 90])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_quantizing_compiles(dtype: str, capability: int) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from sdsa_kernels.triton_quantize import quantize_write_kernel
+    from sdsa_kernels.triton_write import _ROWS_PER_PROGRAM, _WARPS
+
+    signature = {
+        name: "*" + dtype if name in ("key_ptr", "query_ptr") else "i64"
+        for name in quantize_write_kernel.arg_names
+    }
+    signature |= dict.fromkeys(("slots_ptr", "query_rows_ptr"), "*i64")
+    signature |= dict.fromkeys(("key_cache_ptr", "packed_query_ptr"), "*i64")
+    signature |= dict.fromkeys(("key_scales_ptr", "query_scales_ptr"), "*u8")
+    signature |= dict.fromkeys(("keys", "queries"), "i32")
+    constants = {"ROWS": _ROWS_PER_PROGRAM, "OVERLAPS": capability >= 90}
+    names = list(signature)
+    compiled = triton.compile(
+        ASTSource(
+            quantize_write_kernel,
+            signature | dict.fromkeys(constants, "constexpr"),
+            constexprs={(names.index(name),): value for name, value in constants.items()},
+            attrs={
+                (names.index(name),): [["tt.divisibility", 16]] for name in ("key_ptr", "query_ptr")
+            },
+        ),
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": _WARPS, **COMPILE_OPTIONS},
+    )
+    ptx = compiled.asm["ptx"]
+    # 16 bytes at a time, and every block to the thread that quantizes it.
+    assert re.search(r"ld\.global\S*\.v4\.b32", ptx)
+    assert not re.search(r"st\.shared|shfl|bar\.sync", ptx)
+    assert ptx.count("griddepcontrol.wait") == (capability >= 90)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from problems import gaussian_values
+from quantize_cases import every_maximum, ties_and_their_neighbours
 from sdsa_kernels.quantize_write import Rows
 from sdsa_kernels.triton_write import run_kernel
 from sdsa_quant.nvfp4 import quantize_nvfp4
@@ -21,6 +25,15 @@ def poisoned_rows(values: torch.Tensor, places: torch.Tensor, *outer: int) -> Ro
     codes = torch.full((*outer, 64), 0xA5, dtype=torch.uint8)
     scales = torch.full((*outer, 8), 0xA5, dtype=torch.uint8)
     return Rows(values, places, codes, scales)
+
+
+def assert_quantized(values: torch.Tensor) -> None:
+    count = values.shape[0]
+    rows = poisoned_rows(values, torch.arange(count), -(-count // 64), 64)
+    run_kernel(rows, None)
+    codes, scales = quantize_nvfp4(values)
+    assert torch.equal(rows.codes.view(-1, 64)[:count], codes)
+    assert torch.equal(rows.scales.view(-1, 8)[:count], scales.view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -57,3 +70,22 @@ def test_keys_and_queries_with_skipped_places(
                 assert torch.equal(flat_scales[place], scales[first + i])
         assert (flat_codes[untouched] == 0xA5).all()
         assert (flat_scales[untouched] == 0xA5).all()
+
+
+@pytest.mark.parametrize(
+    "make", [every_maximum, ties_and_their_neighbours], ids=lambda make: make.__name__
+)
+def test_hard_rows(make: Callable[[], torch.Tensor]) -> None:
+    values = make()
+    # The rest has scales of 0 or saturates; a GPU goes through all of it.
+    amax = values.float().abs().amax(-1)
+    assert_quantized(values[(amax > 2.0**-12) & (amax < 2.0**13)])
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), least=st.integers(-40, 20))
+def test_any_float32(seed: int, least: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(least, least + 24, (16, 128), generator=generator)
+    values = torch.randn(16, 128, generator=generator) * torch.exp2(exponents.float())
+    assert_quantized(values)

@@ -1,0 +1,46 @@
+"""What the Triton backend does goes by a call's own device, and is asked for when it is called."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sdsa_kernels import triton_launch, triton_scores
+
+CAPABILITIES = {0: (7, 5), 1: (8, 0), 2: (9, 0), 3: (10, 0)}
+
+
+@pytest.fixture(autouse=True)
+def devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Device 0, the current one, is a T4; the others are an A100, an H100 and a B200."""
+    for module in (triton_launch, triton_scores):
+        monkeypatch.setattr(module, "capability", CAPABILITIES.__getitem__)
+    monkeypatch.setattr(triton_scores, "can_find", lambda module: True)
+    monkeypatch.setattr(triton_scores, "interpreting", lambda: False)
+
+
+@pytest.mark.parametrize("index", CAPABILITIES)
+def test_support_is_that_of_the_calls_device(index: int) -> None:
+    problem = SimpleNamespace(device=torch.device("cuda", index))
+    reason = triton_scores.reason_unsupported(problem)  # type: ignore[arg-type]
+    if index:
+        assert reason is None
+    else:
+        assert reason is not None
+        assert "8.0 or later, cuda:0 has 7.5" in reason
+
+
+@pytest.mark.parametrize(("index", "overlaps"), [(1, False), (2, True), (3, True)])
+def test_launches_overlap_from_sm90_on(index: int, overlaps: bool) -> None:
+    assert triton_launch.overlaps_launches(index) is overlaps
+    assert triton_scores._constants(index, "nvfp4", "nvfp4") == (True, True, 2, overlaps)
+
+
+def test_importing_asks_no_device() -> None:
+    script = "import torch, sdsa_kernels.triton_scores; print(torch.cuda.is_initialized())"
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert answer.stdout.strip() == "False", answer.stderr
