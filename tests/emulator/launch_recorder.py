@@ -160,6 +160,7 @@ def _pretend_to_torch(device: Device) -> None:
     torch.cuda.get_device_properties = lambda index=None: Properties
     torch.cuda.is_current_stream_capturing = lambda: False
     torch._C._cuda_getCurrentRawStream = lambda index: 0
+    torch._C._cuda_getDevice = lambda: 0
 
 
 def _answer_for_the_cuda_runtime() -> None:
