@@ -197,8 +197,8 @@ def test_a_missing_fence_is_refused_where_asked_for(many_groups: tuple[Problem, 
 
 WRONG_RESULTS = {
     "the page after the right one": (
-        r"cvt\.s64\.s32\s+(%rd\d+), (%r\d+);(\s*mad\.lo\.s64[^;]*;[^;]*arrive\.expect_tx)",
-        r"cvt.s64.s32 \1, \2; add.s64 \1, \1, 1;\3",
+        r"(cp\.async\.bulk\.shared::cluster[^\[]*\[%r\d+\], \[%rd\d+)\]",
+        r"\1 + 4096]",
     ),
     "a byte of the table of values": (
         r"prmt\.b32 (%r\d+, %r\d+), 201852420,",
