@@ -420,12 +420,13 @@ class Cta:
         return all(not warp.fragments for warp in self.warps)
 
     def finish(self) -> None:
-        """Check what must hold when the last lane has ended.
+        """Check what must hold when the last lane has ended, and note what its warps did.
 
         Raises
         ------
         UnfinishedAsync
         """
+        self.launch.warp_instructions[self.index] = [warp.instructions for warp in self.warps]
         for check in self.at_end:
             check()
         for operation in self.pending:
@@ -468,6 +469,7 @@ class Launch:
     processors: int = 132
     strict: bool = False
     notes: Counter[str] = field(default_factory=Counter)
+    warp_instructions: dict[tuple[int, int, int], list[int]] = field(default_factory=dict)
     counts: list[int] = field(default_factory=list)
     events: int = 0
     instructions: int = 0
