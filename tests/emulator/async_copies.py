@@ -105,6 +105,9 @@ def compile_cp_async(op: Decoder) -> Closure:
         _check_alignment(sources, size.value)
         sizes = kept(warp, mask, len(targets))
         steps, reads, writes = _plan(warp, targets, sources, sizes, size.value, resolver, mask)
+        warp.cta.races.write(
+            warp.index, targets.astype(np.uint64), size.value, np.flatnonzero(warp.lanes(mask))
+        )
         operation = AsyncOperation(
             name, steps, _nothing, reads=reads, writes=writes, async_proxy=False
         )

@@ -252,9 +252,15 @@ def _meet(warp: Warp, group: np.ndarray, value: int) -> Wait | None:
         warp.cta.races.release(warp.index)
         del warp.meetings[value]
         return None
-    return Wait(
-        lambda: meeting.complete(warp, named), False, f"waits for lanes of {value:#x} at a barrier"
-    )
+
+    def forget() -> None:
+        # Whoever comes next with this mask meets anew, even where lanes that ended completed it.
+        if warp.meetings.get(value) is meeting:
+            warp.cta.races.release(warp.index)
+            del warp.meetings[value]
+
+    why = f"waits for lanes of {value:#x} at a barrier"
+    return Wait(lambda: meeting.complete(warp, named), False, why, forget)
 
 
 class ClusterBarrier:

@@ -34,6 +34,8 @@ def aligned(closure: Closure) -> Closure:
     def run(warp: Warp, mask: Mask) -> Any:
         if mask is None or (mask == warp.live).all():
             return closure(warp, mask)
+        if warp.guarded is not None:
+            raise DivergentExecution("an aligned instruction whose guard differs between lanes")
         fragment = warp.fragment
 
         def together() -> bool:

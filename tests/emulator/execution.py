@@ -236,7 +236,7 @@ class Warp:
             else:
                 fragment.pc = pc
         except EmulationError as error:
-            error.locate(self.place(pc, mask))
+            error.locate(self.place(pc, mask if self.guarded is None else self.guarded))
             raise
         self.instructions += limit - left
         launch.instructions += limit - left
@@ -374,7 +374,12 @@ class Cta:
         self.pending.append(operation)
 
     def _note_accesses(self, operation: AsyncOperation, warp: Warp) -> None:
-        """Tell the race detector what an operation does to shared memory."""
+        """Tell the race detector what an operation does to shared memory.
+
+        What the generic proxy does, lane by lane, its instructions tell themselves.
+        """
+        if not operation.async_proxy:
+            return
         lane = warp.only_lane()
         for where in operation.reads:
             if where.region is self.shared:
@@ -415,12 +420,13 @@ class Cta:
         return all(not warp.fragments for warp in self.warps)
 
     def finish(self) -> None:
-        """Check what must hold when the last lane has ended.
+        """Check what must hold when the last lane has ended, and note what its warps did.
 
         Raises
         ------
         UnfinishedAsync
         """
+        self.launch.warp_instructions[self.index] = [warp.instructions for warp in self.warps]
         for check in self.at_end:
             check()
         for operation in self.pending:
@@ -463,6 +469,7 @@ class Launch:
     processors: int = 132
     strict: bool = False
     notes: Counter[str] = field(default_factory=Counter)
+    warp_instructions: dict[tuple[int, int, int], list[int]] = field(default_factory=dict)
     counts: list[int] = field(default_factory=list)
     events: int = 0
     instructions: int = 0

@@ -127,12 +127,12 @@ def _is_plain(op: Decoder, mode: str, kind: Kind) -> bool:
 def compile_add_sub(op: Decoder, ufunc: np.ufunc) -> Closure:
     """`add` and `sub` of floats."""
     mode = _take_rounding(op)
+    sign = 1 if ufunc is np.add else -1
     if _mixed_types(op):
-        raise op.unsupported("mixed precision")
+        return _compile_mixed(op, lambda a, b: add_to_odd(a, sign * b), mode, 3)
     kind = take_kind(op)
     if kind.format is F32 and kind.count == 1 and _is_plain(op, mode, kind):
         return _compile_single(op, ufunc)
-    sign = 1 if ufunc is np.add else -1
     if kind.format is F64:
         return compile_double(op, mode, lambda a, b: a + sign * b, ufunc, 3)
     return compile_general(op, kind, lambda a, b: add_to_odd(a, sign * b), mode, 3)
@@ -141,6 +141,26 @@ def compile_add_sub(op: Decoder, ufunc: np.ufunc) -> Closure:
 def _mixed_types(op: Decoder) -> bool:
     """Whether operands have another type than the result ("Mixed Precision", 9.7.5)."""
     return sum(name.removesuffix("x2") in FORMATS for name in op.modifiers) > 1
+
+
+def _compile_mixed(op: Decoder, exact: Arrays, mode: str, operands: int) -> Closure:
+    """FP32 arithmetic of which all operands but the last are halves ("Mixed Precision", 9.7.5)."""
+    op.expect_operands(operands)
+    saturate = op.flag("sat")
+    wide, half = take_kind(op), take_kind(op)
+    if wide.format is not F32 or half.format.bits != 16 or wide.count + half.count != 2:
+        raise op.unsupported("mixed precision")
+
+    def function(*registers: np.ndarray) -> np.ndarray:
+        halves = [half.values(register) for register in registers[:-1]]
+        rounded = F32.round(exact(*halves, wide.values(registers[-1])), mode)
+        if saturate:
+            rounded = np.where(rounded > 0, np.minimum(rounded, 1.0), 0.0)
+        return wide.bits(rounded)
+
+    sources = [op.source(index, half.dtype) for index in range(1, operands - 1)]
+    sources.append(op.source(operands - 1, wide.dtype))
+    return apply_function(function, op.destination(0, wide.dtype), *sources)
 
 
 def compile_mul(op: Decoder) -> Closure:
@@ -179,10 +199,8 @@ def compile_fma(op: Decoder) -> Closure:
     """`a * b + c`, rounded once."""
     mode = op.one_of(*_ROUNDING)
     if _mixed_types(op):
-        raise op.unsupported("mixed precision")
+        return _compile_mixed(op, lambda a, b, c: add_to_odd(a * b, c), mode, 4)
     kind = take_kind(op)
-    if op.flag("oob"):
-        raise op.unsupported()
     if kind.format is F64:
         return compile_double(op, mode, lambda a, b, c: a * b + c, None, 4)
     return compile_general(op, kind, lambda a, b, c: add_to_odd(a * b, c), mode, 4)

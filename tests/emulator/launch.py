@@ -29,6 +29,8 @@ class Report:
         Warp instructions by opcode.
     total : int
         All of them.
+    warps : dict
+        Instructions of each warp of a CTA, by the CTA's index.
     notes : Counter
         How often the kernel relied on what works but what the ISA does not promise (see
         `tensor_order`, and `bulk_copies.Arrival`).
@@ -36,6 +38,7 @@ class Report:
 
     instructions: Counter[str]
     total: int
+    warps: dict[tuple[int, int, int], list[int]]
     notes: Counter[str]
 
 
@@ -49,7 +52,7 @@ def run_kernel(
     shared_bytes: int = 0,
     seed: int = 0,
     policy: Policy | None = None,
-    instruction_limit: int = 100_000_000,
+    instruction_limit: int = 20_000_000,
     strict: bool = False,
 ) -> Report:
     """Run a kernel of a PTX module to its end.
@@ -106,7 +109,9 @@ def run_kernel(
     )
     with np.errstate(all="ignore"):
         Scheduler(launch, policy, instruction_limit).run()
-    return Report(launch.instruction_counts(), launch.instructions, launch.notes)
+    return Report(
+        launch.instruction_counts(), launch.instructions, launch.warp_instructions, launch.notes
+    )
 
 
 @lru_cache(maxsize=64)

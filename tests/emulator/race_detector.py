@@ -9,8 +9,9 @@ earlier one ("Causality Order" and "Conflict and Data-races", PTX ISA 8.7 and 8.
 Lanes of one warp are ordered by its releases and by `bar.warp.sync`: what is true of two warps is
 true of two lanes in the same epoch.
 
-Asynchronous operations belong to the warp that started them, at that time. Atomic and other strong
-accesses order what their threads did before and after, each location by itself.
+Asynchronous operations belong to the warp that started them, at that time; `cp.async` to lanes.
+Atomic and other strong accesses order what their threads did before and after, each location by
+itself.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ class RaceDetector:
         return told
 
     def acquire(self, warp: int, clock: np.ndarray) -> None:
-        """A warp learns what was told at a barrier."""
+        """A warp learns what was told at a barrier; its lanes know of each other, too."""
         np.maximum(self._clocks[warp], clock, out=self._clocks[warp])
+        self._clocks[warp, warp] += 1
 
     def synchronize_location(self, warp: int, address: int) -> None:
         """A strong access: learn what was told at the location, and tell there."""

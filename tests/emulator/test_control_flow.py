@@ -119,10 +119,9 @@ def test_lanes_that_end_are_not_waited_for(seed: int) -> None:
         setp.ge.u32 %p, %t, 40;
         @%p exit;
         bar.sync 0;
-        vote.sync.ballot.b32 %m, 1, -1;
+        activemask.b32 %m;
         mov.u32 %d0, %m;
     """
-    body = body.replace("vote.sync.ballot.b32 %m, 1, -1;", "activemask.b32 %m;")
     (got,) = run_lanes(body, [LANES], [np.uint32], block=64, seed=seed)
     assert got[:40].tolist() == [0xFFFFFFFF] * 32 + [0xFF] * 8
     assert (got[40:] == 0).all()
@@ -157,6 +156,27 @@ def test_sync_instructions_gather_diverged_lanes(seed: int) -> None:
     assert np.array_equal(got[0], values[LANES[:32] ^ 1])
     assert got[1].tolist() == [3] * 16 + [217] * 16
     assert (got[2] == 231).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lanes_that_end_complete_a_warp_barrier(seed: int) -> None:
+    """Once with lanes that end instead of coming, then again with those that are left."""
+    body = """
+        .reg .pred %p, %q; .shared .b32 box[32]; .reg .b32 %at, %x;
+        setp.ge.u32 %p, %t, 24; and.b32 %x, %t, 1; setp.eq.u32 %q, %x, 0;
+        mov.u32 %at, box; mad.lo.u32 %at, %t, 4, %at;
+        @%p bra END;
+        @%q bra A;
+        st.shared.b32 [%at], 1; bar.warp.sync 0xffffffff; bra B;
+    A:  st.shared.b32 [%at], 2; bar.warp.sync 0xffffffff;
+    B:  xor.b32 %at, %at, 4; ld.shared.b32 %x, [%at]; bar.warp.sync 0xffffffff;
+        st.shared.b32 [%at], 7;
+        mov.u32 %d0, %x; bra DONE;
+    END: exit;
+    DONE:
+    """
+    (got,) = run_lanes(body, [LANES[:32]], [np.uint32], seed=seed)
+    assert got.tolist() == [1, 2] * 12 + [0] * 8
 
 
 def test_a_shuffle_without_all_its_members_is_a_deadlock() -> None:

@@ -33,6 +33,8 @@ def test_each_thread_stores_its_sum() -> None:
     """
     )
     out = Region("out", 0x7F0000001000, 64 * 4)
-    run_kernel(ptx, "k", 1, 64, struct.pack("<QI", out.base, 7), [out])
+    report = run_kernel(ptx, "k", 1, 64, struct.pack("<QI", out.base, 7), [out])
+    assert report.instructions["add.s64"] == 2 * 3
+    assert report.warps == {(0, 0, 0): [report.total // 2] * 2}
     assert out.data.view(np.uint32).tolist() == list(range(7, 71))
     assert out.written.all()

@@ -137,6 +137,35 @@ def test_pairs_are_two_results(operation: str, name: str) -> None:
         assert result == rounded(OPERATIONS[operation](*map(Fraction, row)), element, "rn")
 
 
+@pytest.mark.parametrize("operation", ["add", "mul", "fma"])
+def test_pairs_of_singles(operation: str) -> None:
+    count = 3 if operation == "fma" else 2
+    values = operands("f32", count)
+    listed = ", ".join(f"%a{index}" for index in range(count))
+    words = [encoded(v, "f32").view(np.uint64) for v in values]
+    (got,) = run_lanes(f"{operation}.rn.f32x2 %d0, {listed};", words, [np.uint64])
+    for result, row in zip(got.view(np.float32), zip(*values, strict=True), strict=True):
+        assert result == rounded(OPERATIONS[operation](*map(Fraction, row)), "f32", "rn")
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("mode", ["rn", "rz"])
+def test_halves_with_singles(half: str, mode: str) -> None:
+    a, b = operands(half, 2)
+    (c,) = operands("f32", 1)
+    body = f"""
+        fma.{mode}.f32.{half} %d0, %a0, %a1, %a2;
+        add.{mode}.f32.{half} %d1, %a0, %a2;
+        sub.{mode}.f32.{half} %d2, %a0, %a2;
+    """
+    bits = [encoded(a, half), encoded(b, half), encoded(c, "f32")]
+    got = run_lanes(body, bits, [np.uint32] * 3, block=64)
+    for lane, (x, y, z) in enumerate(zip(*(map(Fraction, v) for v in (a, b, c)), strict=True)):
+        exact = [x * y + z, x + z, x - z]
+        results = [column.view(np.float32)[lane] for column in got]
+        assert results == [rounded(value, "f32", mode) for value in exact]
+
+
 NAN, INF = float("nan"), float("inf")
 
 

@@ -264,8 +264,8 @@ FAULTS = {
     "dealloc-with-a-load-in-flight": (LOAD, errors.InFlightWrite, "tcgen05.dealloc"),
     "one-lane": (
         "    @%p0 bra skip;\n    bra skip;\nskip:\n    @%p0" + LOAD,
-        errors.Deadlock,
-        "waits for all lanes",
+        errors.DivergentExecution,
+        "guard differs between lanes",
     ),
 }
 
