@@ -9,7 +9,7 @@ import torch
 
 from .availability import capability, multiprocessors
 from .capture import refuse_capture_before_warmup
-from .cute_variants import ARCHITECTURES
+from .cute_variants import ARCHITECTURES, loaded_together
 
 if TYPE_CHECKING:
     from .cute_launch import LoadedKernel
@@ -36,17 +36,15 @@ def loaded_kernel(device: int, variant: str) -> LoadedKernel:
 
 def _load(device: int, variant: str) -> LoadedKernel:
     refuse_capture_before_warmup(device, "indexer_scores")
-    with _lock:
-        if (device, variant) not in _kernels:
-            from .cute_compile_cache import compiled_kernel
-            from .cute_launch import LoadedKernel
+    from .cute_compile_cache import compiled_kernel
+    from .cute_launch import LoadedKernel
 
-            compiled = compiled_kernel(ARCHITECTURES[capability(device)], variant)
-            _kernels[device, variant] = LoadedKernel(
-                compiled.image,
-                compiled.symbol,
-                compiled.config,
-                device,
-                multiprocessors(device),
-            )
+    architecture, sms = ARCHITECTURES[capability(device)], multiprocessors(device)
+    with _lock:
+        for name in loaded_together(variant, architecture):
+            if (device, name) not in _kernels:
+                compiled = compiled_kernel(architecture, name)
+                _kernels[device, name] = LoadedKernel(
+                    compiled.image, compiled.symbol, compiled.config, device, sms
+                )
     return _kernels[device, variant]

@@ -57,6 +57,12 @@ def split_variant(variant: str) -> tuple[str, bool]:
     return variant.removesuffix(SHORT), variant.endswith(SHORT)
 
 
+def loaded_together(variant: str, architecture: str) -> list[str]:
+    """The variants that differ from one in nothing but sizes, so that no size compiles late."""
+    name, _ = split_variant(variant)
+    return [each for each in (name, name + SHORT) if each in variants_of(architecture)]
+
+
 def _dot_products(architecture: str) -> str:
     return "nvfp4_cvt" if architecture in CONVERTING else "nvfp4"
 

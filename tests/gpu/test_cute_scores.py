@@ -80,4 +80,6 @@ def test_lengths_tables_pitches_and_batches_compile_nothing_new(
     known = set(cute_loading._kernels)
     for lengths, pitch in (([5] * 3, 4608), ([0] * 17, 4624), ([4096], 9216)):
         make_problem(lengths, generator=generator, page_pitch=pitch).to("cuda").run(backend)
+    wide = torch.empty((1, 4_000_000), device="cuda")
+    make_problem([70], generator=generator).to("cuda").replace(scores=wide).run(backend)
     assert set(cute_loading._kernels) == known

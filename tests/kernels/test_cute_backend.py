@@ -14,6 +14,8 @@ from sdsa_kernels import backends, cute_scores
 from sdsa_kernels.checks import ScoreProblem, check_scores_call
 from sdsa_kernels.cute_variants import (
     ARCHITECTURES,
+    SHORT,
+    loaded_together,
     tensor_core_variant,
     variants_of,
     warp_variant,
@@ -114,6 +116,15 @@ def test_lists_of_two_pages_for_every_team_are_short(generator: torch.Generator)
     problem = replace(_checked("nvfp4", 1, generator), groups=32)
     for width, variant in ((4224, "blocks1_short"), (4225, "blocks1"), (65_536, "blocks1")):
         assert warp_variant(replace(problem, max_context=width), "sm_90a", 132) == variant
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES.values())
+def test_the_first_call_loads_the_kernels_for_every_size(architecture: str) -> None:
+    for variant in variants_of(architecture):
+        together = loaded_together(variant, architecture)
+        assert variant in together
+        base = variant.removesuffix(SHORT)
+        assert set(together) == {base, base + SHORT} & set(variants_of(architecture))
 
 
 def test_variants_are_few() -> None:
