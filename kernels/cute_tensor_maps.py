@@ -1,7 +1,7 @@
 """Tensor maps: what the copy engine must know of a matrix in memory to copy boxes of it.
 
 They are parameters of the tcgen05 kernels, encoded by the CUDA driver for an address, sizes and
-strides; a call at addresses that were seen before finds them in a cache.
+strides.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ def _encode() -> ctypes._NamedFuncPointer:
     return function
 
 
-@functools.lru_cache(maxsize=1024)
 def encode_tensor_map(
     address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
 ) -> bytes:
