@@ -18,6 +18,7 @@ from emulator.errors import (
     DataRace,
     Deadlock,
     EmulationError,
+    Faults,
     InFlightRead,
     MissingProxyFence,
     PhaseError,
@@ -129,8 +130,7 @@ def test_integer_scores_are_exact_on_every_schedule(
 
 TRY_WAIT = r"(mbarrier\.try_wait\.parity\.shared::cta\.b64\s+\w+, \[%r\d+\], )(%r\d+);"
 # A pattern of the PTX, what it becomes, and what stops the kernel then.
-Bug = tuple[str, str, type[EmulationError] | tuple[type[EmulationError], ...]]
-BUGS: dict[str, Bug] = {
+BUGS: dict[str, tuple[str, str, Faults]] = {
     "no barrier of the CTA": (r"bar\.sync\s+0;", "", (DataRace, UnwrittenRead)),
     "wrong phase": (
         TRY_WAIT,
