@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .elementwise import write
 from .errors import Trapped
 from .outcomes import EXIT, RETURN, YIELD, Call, Scatter
 from .ptx_syntax import Group, Name, Symbol, Variable
@@ -103,6 +104,26 @@ def compile_without_effect(op: Decoder) -> Closure:
         raise op.unsupported("it makes memory undefined")
     op.ignore(*op.modifiers)
     return nothing
+
+
+_POLICY = np.uint64(0x5EED_CAC4_E901_1C1E)  # its bits are opaque
+
+
+@instruction("createpolicy.fractional")
+def compile_createpolicy(op: Decoder) -> Closure:
+    """A cache policy, which only hints ("Data Movement and Conversion: createpolicy")."""
+    op.expect_operands(1, 2)
+    priorities = tuple(f"L2::evict_{name}" for name in ("last", "normal", "first", "unchanged"))
+    op.one_of(*priorities)
+    op.ignore(*priorities)  # the secondary one
+    op.one_of("b64")
+    target = op.destination(0, np.uint64)
+    values = np.full(32, _POLICY)
+
+    def run(warp: Warp, mask: Mask) -> None:
+        write(warp, target, mask, values)
+
+    return run
 
 
 @instruction("call")
