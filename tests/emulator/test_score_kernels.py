@@ -46,12 +46,6 @@ def hopper() -> Iterator[LaunchRecorder]:
         yield recorder
 
 
-@pytest.fixture(scope="module")
-def blackwell() -> Iterator[LaunchRecorder]:
-    with LaunchRecorder(Device(capability=(10, 0), multiprocessors=2)) as recorder:
-        yield recorder
-
-
 def run(launch: Launch, problem: Problem, seed: int = 0, policy: Policy | None = None) -> Problem:
     """The problem with the scores that the launch computes in the emulator."""
     memory = memory_of(launch)
@@ -97,16 +91,23 @@ def test_scores_of_the_sm90_kernels(
     assert_scores(run(launch, problem, seed), exact=False)
 
 
-@pytest.mark.parametrize(("kind", "rows"), [("bf16", 3), ("mixed", 2), ("nvfp4", 1), ("nvfp4", 8)])
-def test_scores_of_the_sm100_kernels(blackwell: LaunchRecorder, kind: str, rows: int) -> None:
-    generator = torch.Generator().manual_seed(rows)
-    problem = make_problem(
-        [65, 0, 129, 1], generator=generator, kind=kind, rows_per_group=rows, integers=True
-    )
-    (launch,) = blackwell.record(launch_scores, problem)
-    assert ".target sm_100a" in str(launch.ptx)
-    for seed in (0, 5):
-        assert_scores(run(launch, problem, seed), exact=True)
+# Calls that the warp-MMA kernel serves on GPUs that convert E2M1 themselves.
+CONVERTING = {"sm_100a": [("mixed", 2)], "sm_120a": [("bf16", 3), ("nvfp4", 1), ("nvfp4", 8)]}
+
+
+@pytest.mark.parametrize("architecture", CONVERTING)
+def test_scores_of_later_kernels(architecture: str) -> None:
+    generator = torch.Generator().manual_seed(10)
+    capability = (int(architecture[3:5]), 0)
+    with LaunchRecorder(Device(capability=capability, multiprocessors=2)) as recorder:
+        for kind, rows in CONVERTING[architecture]:
+            problem = make_problem(
+                [65, 0, 129, 1], generator=generator, kind=kind, rows_per_group=rows, integers=True
+            )
+            (launch,) = recorder.record(launch_scores, problem)
+            assert f".target {architecture}" in str(launch.ptx)
+            for seed in (0, 5):
+                assert_scores(run(launch, problem, seed), exact=True)
 
 
 @pytest.fixture(scope="module")
