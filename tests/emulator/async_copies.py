@@ -191,8 +191,10 @@ def _fill(target: Bytes) -> Callable[[], None]:
 
 def _copy(source: Bytes, target: Bytes, kept: int, size: int) -> Callable[[], None]:
     def run() -> None:
-        loaded = source.load().reshape(-1, kept)
-        target.store(np.pad(loaded, ((0, 0), (0, size - kept))).reshape(-1))
+        loaded = source.load()
+        if kept < size:
+            loaded = np.pad(loaded.reshape(-1, kept), ((0, 0), (0, size - kept))).reshape(-1)
+        target.store(loaded)
 
     return run
 

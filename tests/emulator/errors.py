@@ -24,6 +24,10 @@ class EmulationError(Exception):
         return message if self.located_at is None else f"{message} [{self.located_at}]"
 
 
+# What a test may expect.
+Faults = type[EmulationError] | tuple[type[EmulationError], ...]
+
+
 class UnsupportedInstruction(EmulationError):
     """An instruction, modifier, special register or field that the emulator does not implement."""
 

@@ -45,7 +45,7 @@ def run_lanes(
     """
     count = len(inputs) + len(outputs)
     bases = [FIRST_ADDRESS + SPACING * index for index in range(count)]
-    results = [np.zeros(block, dtype) for dtype in outputs]
+    results: list[np.ndarray] = [np.zeros(block, dtype) for dtype in outputs]
     regions = [
         Region(f"array {index}", base, array)
         for index, (base, array) in enumerate(zip(bases, [*inputs, *results], strict=True))

@@ -88,15 +88,6 @@ def compile_cvta(op: Decoder) -> Closure:
     )
 
 
-@instruction("createpolicy")
-def compile_createpolicy(op: Decoder) -> Closure:
-    """A cache policy: an opaque number that changes nothing here."""
-    op.ignore("fractional", "range", "cvt", "L2", "global")
-    op.ignore(*(f"L2::evict_{name}" for name in ("last", "normal", "first", "unchanged")))
-    op.one_of("b64")
-    return copy_slot(op.destination(0, np.uint64), op.slots.constant(0, np.uint64))
-
-
 @instruction("isspacep")
 def compile_isspacep(op: Decoder) -> Closure:
     op.expect_operands(2)

@@ -8,6 +8,7 @@ import pytest
 from emulator.errors import (
     DataRace,
     EmulationError,
+    Faults,
     InFlightRead,
     InFlightWrite,
     Misaligned,
@@ -100,7 +101,7 @@ def test_a_pipeline_of_two_stages(seed: int) -> None:
     assert np.array_equal(_pipeline(PIPELINE, seed=seed), expected[np.arange(64) ^ 1])
 
 
-BUGS = {
+BUGS: dict[str, tuple[str, str, Faults]] = {
     "no wait": ("cp.async.wait_group 1;", "", InFlightRead),
     "waits for too little": ("cp.async.wait_group 1;", "cp.async.wait_group 2;", InFlightRead),
     "no commit": (
@@ -179,7 +180,7 @@ def test_copies_arrive_at_an_mbarrier(seed: int, counted: bool) -> None:
     assert np.array_equal(got, WORDS[np.arange(64) ^ 33])
 
 
-ARRIVAL_BUGS = {
+ARRIVAL_BUGS: dict[str, tuple[str, str, Faults]] = {
     "wrong parity": ("[bar], 0;\n    @", "[bar], 1;\n    @", (InFlightRead, UnwrittenRead)),
     "no wait": (
         "mbarrier.try_wait.parity.shared::cta.b64 %p, [bar], 0;\n    @!%p bra W;",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emulator.errors import DataRace, InFlightWrite, MissingProxyFence
+from emulator.errors import DataRace, Faults, InFlightWrite, MissingProxyFence
 from emulator.lane_programs import run_lanes
 from emulator.scheduler import POLICIES
 
@@ -106,7 +106,7 @@ BULK = (
 """
 )
 # What is replaced, by what, and the faults that it may show as, whatever the schedule.
-BULK_BUGS = {
+BULK_BUGS: dict[str, tuple[str, str, Faults]] = {
     "no proxy fence": ("fence.proxy.async.shared::cta;", "", MissingProxyFence),
     "a fence of one warp before the barrier": (
         "fence.proxy.async.shared::cta;",
