@@ -27,14 +27,14 @@ from problems import make_problem
 pytestmark = pytest.mark.skipif(reason_unavailable() is not None, reason=str(reason_unavailable()))
 pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
-# query, key_cache, ... in the order of kernels/cute_kernel.py: 14 of 64 bits, 6 of 32.
-ORDER = struct.Struct("<14q6i")
+# In the order of kernels/cute_kernel.py: addresses, strides, sizes.
+ORDER = struct.Struct("<8q6q5iI")
 VARIANTS = {
     ("bf16", 1): "bf16",
-    ("mixed", 3): "mixed",
-    ("nvfp4", 1): "blocks1",
-    ("nvfp4", 2): "blocks2",
-    ("nvfp4", 8): "nvfp4",
+    ("mixed", 3): "mixed_short",
+    ("nvfp4", 1): "blocks1_short",
+    ("nvfp4", 2): "blocks2_short",
+    ("nvfp4", 8): "nvfp4_short",
 }
 PTX = """
 .version 8.3
@@ -72,19 +72,21 @@ def test_parameters_of_a_scores_call(
     problem = make_problem([70, 0, 5], generator=generator, kind=kind, rows_per_group=rows)
     (launch,) = recorder.record(launch_scores, problem)
     assert launch.kernel.endswith(f"{VARIANTS[kind, rows]}_0")
-    assert launch.grid == (264, 1, 1)
+    pages = 3 * 2  # that the scores have room for; a CTA each
+    assert launch.grid == (pages, 1, 1)
     assert launch.block == (256, 1, 1)
     assert launch.cluster == (1, 1, 1)
     assert launch.kernel_attributes == {8: launch.shared_bytes}
 
     (
-        query, query_stride, query_scales, query_scale_stride, keys, key_stride, key_scales,
-        key_scale_stride, table, table_stride, lengths, requests, scores, score_stride,
-        groups, rows_per_group, width, aligned, first_ctas, prefetched,
+        query, query_scales, keys, key_scales, table, lengths, requests, scores,
+        query_stride, query_scale_stride, key_stride, key_scale_stride, table_stride, score_stride,
+        groups, rows_per_group, width, first_ctas, prefetched, inverse,
     ) = ORDER.unpack(launch.parameters)  # fmt: skip
     assert (groups, rows_per_group, width) == (3, rows, problem.scores.shape[1])
-    assert (first_ctas, prefetched) == (264, 4 * problem.block_table.numel())
-    assert aligned == int((scores | score_stride) % 16 == 0)
+    assert (first_ctas, prefetched) == (pages, 4 * problem.block_table.numel())
+    teams = pages * {"bf16": 2}.get(kind, 4)  # four warps share a BF16 page, two an NVFP4 one
+    assert inverse == (2**32 - 1) // teams
     given = {
         "query": (query, query_stride),
         "query_scales": (query_scales, query_scale_stride),
