@@ -21,14 +21,13 @@ from cuda.bindings import driver
 from sdsa_quant.errors import UnsupportedError
 
 from .cute_compile_cache import LaunchConfig
-from .cute_tensor_maps import TENSOR_MAP_BYTES
 from .plans import Plan
 
 # One buffer holds all that a launch takes, in this order:
 # - CUlaunchConfig: grid and block sizes and bytes of shared memory; stream, address and number of
 #   the attributes;
 # - the kernel's parameters (see cute_kernel): 8 addresses; tensor maps, where it takes any (see
-#   cute_tcgen05_kernel); strides and sizes;
+#   cute_tcgen05_kernel), at offsets that differ between architectures; strides and sizes;
 # - the only CUlaunchAttribute: its number, padding, and a value of 64 bytes;
 # - what cuLaunchKernelEx takes as `extra`: the parameters' address and, by its address, their size.
 _SIZES = struct.Struct("7I4x")
@@ -39,14 +38,14 @@ _EXTRA = struct.Struct("q5q")
 
 _STREAM_AT = _SIZES.size
 _PARAMETERS_AT = _STREAM_AT + struct.calcsize("3q")
-_MAPS_AT = _STREAM_AT + _STREAM_AND_ADDRESSES.size
 
 _PARAMETER_BUFFER, _PARAMETER_BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_...
+_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
-
-# The tensor maps of query and key_cache, given the addresses of a call in the order of a plan.
+# The tensor maps of query and key_cache, given the addresses of a call in the order of a plan, and
+# the parameters that they are: those after the addresses.
 TensorMaps = Callable[..., bytes]
-TENSOR_MAPS_BYTES = 2 * TENSOR_MAP_BYTES
+_FIRST_MAP, _AFTER_MAPS = 8, 10
 
 
 def _checked(result: tuple[Any, ...], what: str) -> Any:
@@ -100,10 +99,24 @@ class LoadedKernel:
             driver.cuKernelSetAttribute(attribute, size, kernel, driver.CUdevice(device)),
             f"give a CuTe DSL kernel {size} bytes of shared memory",
         )
+        # Torch's context. A thread that has not used the device has none, and the driver wants one.
+        self._context = _checked(
+            driver.cuDevicePrimaryCtxRetain(driver.CUdevice(device)), "give the device's context"
+        )
+        self._make_context_current()
+        self._kernel = kernel
         self._function = int(_checked(driver.cuKernelGetFunction(kernel), "load a CuTe DSL kernel"))
         self._config = config
         self._device = device
         self._sms = sms
+
+    def _make_context_current(self) -> None:
+        _checked(driver.cuCtxSetCurrent(self._context), "use the device's context")
+
+    def _parameter_offset(self, index: int) -> int:
+        """Bytes from the first parameter to another one."""
+        result = driver.cuKernelGetParamInfo(self._kernel, index)
+        return int(_checked(result[:2], f"find parameter {index} of a CuTe DSL kernel"))
 
     def plan(
         self,
@@ -131,7 +144,10 @@ class LoadedKernel:
         config, device = self._config, self._device
         first, ctas = config.grid(self._sms, groups, max_context)
         inverse = (2**32 - 1) // (first * config.teams)
-        constants_at = _MAPS_AT + (0 if tensor_maps is None else TENSOR_MAPS_BYTES)
+        maps_at = constants_at = _STREAM_AT + _STREAM_AND_ADDRESSES.size
+        if tensor_maps is not None:
+            maps_at = _PARAMETERS_AT + self._parameter_offset(_FIRST_MAP)
+            constants_at = _PARAMETERS_AT + self._parameter_offset(_AFTER_MAPS)
         attribute_at = constants_at + _CONSTANTS.size
         extra_at = attribute_at + _ATTRIBUTE.size
         buffer = ctypes.create_string_buffer(extra_at + _EXTRA.size)
@@ -171,9 +187,12 @@ class LoadedKernel:
                 return
             maps = b"" if tensor_maps is None else tensor_maps(*addresses)
             with lock:
-                view[_MAPS_AT : _MAPS_AT + len(maps)] = maps
+                view[maps_at : maps_at + len(maps)] = maps
                 fill(buffer, _STREAM_AT, current_stream(device), attribute, 1, *addresses)
                 code = launch(base, function, None, extra)
+                if code == _INVALID_CONTEXT:
+                    self._make_context_current()
+                    code = launch(base, function, None, extra)
             if code:
                 name = driver.CUresult(code).name
                 raise UnsupportedError(f"the CUDA driver failed to launch a kernel: {name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from problems import (
     integer_values,
     make_problem,
 )
-from sdsa_kernels import backend_names
+from sdsa_kernels import backend_names, cute_loading, plans, triton_scores
 from sdsa_kernels.reference import reference_decode
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import BF16_RECORD_BYTES, NVFP4_RECORD_BYTES
@@ -461,4 +462,21 @@ def test_under_a_concurrent_copy(generator: torch.Generator, backend: str, kind:
             load.copy_(load.flip(0))
         problem.run(backend)
     torch.cuda.synchronize()
+    assert_scores(problem, exact=False)
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["called-before", "first-call"])
+def test_a_thread_that_never_used_the_device(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, backend: str, warm: bool
+) -> None:
+    problem = make_problem([300, 70], generator=generator).to("cuda")
+    monkeypatch.setattr(cute_loading, "_kernels", {})
+    monkeypatch.setattr(triton_scores, "_compiled", {})
+    plans.forget_all()
+    if warm:
+        problem.run(backend)
+        problem.scores.fill_(UNTOUCHED)
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(problem.run, backend).result()
     assert_scores(problem, exact=False)

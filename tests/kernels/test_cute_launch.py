@@ -92,8 +92,9 @@ def test_a_plan_hands_over_what_the_kernel_takes(monkeypatch: pytest.MonkeyPatch
         assert seen[-1] == (*addresses, *STRIDES, 32, 3, 4096, 264, 8192, inverse)
 
 
+@pytest.mark.parametrize("gap", [0, 48])  # of an SM100, of an SM90
 def test_tensor_maps_of_the_addresses_stand_between_addresses_and_strides(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, gap: int
 ) -> None:
     def maps(query: int, query_scales: int, keys: int, *others: int) -> bytes:
         return query.to_bytes(128, "little") + keys.to_bytes(128, "little")
@@ -103,9 +104,14 @@ def test_tensor_maps_of_the_addresses_stand_between_addresses_and_strides(
     def launch(config_address: int, function: int, parameters: None, extra_address: int) -> int:
         _, buffer, _, size_address, _ = struct.unpack("5q", ctypes.string_at(extra_address, 40))
         size = ctypes.c_size_t.from_address(size_address).value
-        seen.append(struct.unpack("8q128s128s6q5iI", ctypes.string_at(buffer, size)))
+        seen.append(struct.unpack(f"8q{gap}x128s128s6q5iI", ctypes.string_at(buffer, size)))
         return 0
 
+    monkeypatch.setattr(
+        cute_launch.LoadedKernel,
+        "_parameter_offset",
+        lambda self, index: {8: 64 + gap, 10: 320 + gap}[index],
+    )
     plan = plan_with(monkeypatch, launch, maps)
     for shift in (0, 4096):
         addresses = tuple(address + shift for address in ADDRESSES)
@@ -114,6 +120,17 @@ def test_tensor_maps_of_the_addresses_stand_between_addresses_and_strides(
         assert (written, strides) == (addresses, STRIDES)
         assert int.from_bytes(query, "little") == addresses[0]
         assert int.from_bytes(keys, "little") == addresses[2]
+
+
+def test_a_thread_without_the_devices_context_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[int] = []
+    plan = plan_with(monkeypatch, lambda *arguments: 0 if current else 201)
+    monkeypatch.setattr(
+        cute_launch.LoadedKernel, "_make_context_current", lambda self: current.append(self._device)
+    )
+    plan(*ADDRESSES)
+    plan(*ADDRESSES)
+    assert current == [0]
 
 
 def test_a_refused_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
