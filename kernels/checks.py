@@ -22,6 +22,9 @@ from sdsa_quant.layout import (
 )
 from sdsa_quant.scale_order import linear_from_128x4, tiled_bytes
 
+# Kernels count keys in 32 bits, up to the end of the tile of two pages that holds the last one.
+MAX_CONTEXT = 2**31 - 2 * PAGE
+
 TILED_SCALES_REASON = (
     "key_scales are in the 128x4 order, which on a GPU only the tensor cores of SM10x take, with "
     "NVFP4 query rows (linear_from_128x4 brings them into the linear order)"
@@ -267,6 +270,11 @@ def check_scores_call(
     require_shape("scores", scores, (rows, None), f"float32 [{rows}, max_context]")
     require_row_contiguous("scores", scores)
     max_context = scores.shape[1]
+    if max_context > MAX_CONTEXT:
+        raise InputError(
+            f"scores must have at most {MAX_CONTEXT} columns, which is what 32 bits can count, "
+            f"got {max_context}"
+        )
     if rows > 1 and scores.stride(0) < max_context:
         raise InputError(
             f"scores must have rows that do not overlap: a row stride of at least {max_context}, "

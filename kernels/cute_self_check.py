@@ -59,12 +59,12 @@ def is_trusted(device: int, variant: str) -> bool:
         with _lock:
             if (device, variant) not in _verdicts:
                 reason = _reason_against(device, variant)
+                _verdicts[device, variant] = reason  # first: a warning can be an error
                 if reason is not None:
                     warnings.warn(
                         f"kernel {variant} is not used on cuda:{device}: {reason}",
                         stacklevel=2,
                     )
-                _verdicts[device, variant] = reason
     return _verdicts[device, variant] is None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sdsa_quant.errors import CheckFailedError
+from sdsa_quant.errors import SdsaError
 
 from .backends import BACKENDS, Backend
 from .checks import ScoreProblem
@@ -51,8 +51,10 @@ def _self_test(device: str, problem: ScoreProblem, backend: Backend) -> SelfTest
         backend.launch(problem)
         largest = check_scores(problem)
         failure = backend.reason_for_fallback(problem)
-    except (CheckFailedError, RuntimeError) as error:
+    except SdsaError as error:
         failure = str(error)
+    except Exception as error:  # such as of a compiler that is missing: what a report has to show
+        failure = f"{type(error).__name__}: {error}"
     return SelfTest(
         device=device,
         query_format=problem.query_format,

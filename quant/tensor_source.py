@@ -278,7 +278,10 @@ def _read_index(index: Path) -> dict[str, str]:
     content = read_json(index)
     places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
-        raise InputError(f"{index}: must have a weight_map from tensor names to file names")
+        raise InputError(
+            f"{index}: as an index of safetensors files it must have a weight_map "
+            "from tensor names to file names"
+        )
     for name, file_name in places.items():
         if Path(file_name).name != file_name or "\0" in file_name:
             raise InputError(

@@ -114,9 +114,12 @@ def report_error(error: Exception, debug: bool) -> int:
 
 def _usage_message(error: Any) -> str:
     context = getattr(error, "ctx", None)
-    hint = f"; see {context.command_path} --help" if context is not None else ""
     message = error.format_message().replace("Value error, ", "")  # the words of a library below
-    return message.removesuffix(".") + hint
+    message = message.removesuffix(".")
+    if context is None:
+        return message
+    see = " See" if message.endswith("?") else "; see"
+    return f"{message}{see} {context.command_path} --help"
 
 
 app = typer.Typer(

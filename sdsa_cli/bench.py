@@ -126,7 +126,7 @@ def bench(
 
     On a GPU a sample is a CUDA graph replay, on pages that rotate through more than twice the L2
     cache, and every time stands beside the page-gather and the read roof. On a CPU a sample is a
-    plain call.
+    plain call, and those of the default shapes take minutes: give a --shape or fewer --repeats.
     """
     shapes = [parse_shape(text) for text in shape or ()]
     if lengths_file is not None:

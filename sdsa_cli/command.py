@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from typer.core import TyperCommand, TyperOption
@@ -57,7 +58,7 @@ def without_flag_types(params: list[Any]) -> list[Any]:
 def fill_in_stdout(words: Sequence[str]) -> list[str]:
     """The words with ``-`` after each ``--json`` that no file follows."""
     filled = []
-    for word, following in zip(words, [*words[1:], None], strict=True):
+    for word, following in zip_longest(words, words[1:]):
         filled.append(word)
         if word == _JSON and (following is None or (following[:1] == "-" and following != STDOUT)):
             filled.append(STDOUT)

@@ -41,7 +41,7 @@ _PANELS_PER_LINE = 4
 _WIDE = 10.0  # inches
 _ENTRIES_PER_LINE = 4  # of a legend under a narrower figure
 _LINE_STYLES = ("-", "--", "-.", ":")
-_ROWS_LABELLED = 24
+_ROWS_LABELLED = 48  # of the channel map, 8 inches high at most
 _SIZE_WIDTH = 0.8  # of the column of one size, where columns are 1 apart
 
 

@@ -128,14 +128,26 @@ def test_without_a_command_the_help_is_shown_and_usage_fails(sdsa: Run) -> None:
     ("arguments", "words"),
     [
         (["nothing"], ["No such command 'nothing'", "see sdsa --help"]),
+        (["scoer"], ["Did you mean 'score'? See sdsa --help"]),
         (["--nothing"], ["No such option: --nothing"]),
         (["quantize-cache"], ["Missing argument 'KEYS'", "see sdsa quantize-cache --help"]),
+        (["score"], ["Missing argument 'CACHE'", "see sdsa score --help"]),  # it has --json [FILE]
         (["quantize-cache", "keys"], ["Missing option", "--output"]),
         (["quantize-cache", "k", "-o", "c", "--format", "fp8"], ["--format", "fp8", "nvfp4"]),
         (["quantize-cache", "k", "-o", "c", "--fromat", "bf16"], ["--fromat", "--format"]),
         (["inspect", "k", "--page", "-1"], ["--page", "0"]),
     ],
-    ids=["command", "option", "argument", "missing-option", "choice", "typo", "range"],
+    ids=[
+        "command",
+        "near-command",
+        "option",
+        "argument",
+        "no-words",
+        "missing-option",
+        "choice",
+        "typo",
+        "range",
+    ],
 )
 def test_usage_errors_are_one_line(sdsa: Run, arguments: list[str], words: list[str]) -> None:
     sdsa(*arguments).fails_with(2, *words)

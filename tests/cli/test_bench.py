@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from command_line import Run
+from sdsa_cli import bench
 from sdsa_cli.bench import BenchResult
 from sdsa_cli.bench import _tables as bench_tables
 from sdsa_cli.bench_shapes import parse_shape, read_lengths_file
@@ -48,6 +49,15 @@ def test_document(sdsa: Run) -> None:
     assert first["score_bytes"] == 3 * 100 * 2 * 4
     assert first["gather_share"] is None
     assert first["host_us"] is None
+
+
+def test_without_options_it_measures_the_default_shapes(
+    sdsa: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "DEFAULT_SHAPES", ("1,1,64", "2,8,65"))
+    outcome = sdsa("bench")
+    outcome.is_clean()
+    assert outcome.stdout.count("(1,1,64)") == outcome.stdout.count("(2,8,65)") == len(FORMATS)
 
 
 def test_options_of_graphs_are_remarked_on_without_a_gpu(sdsa: Run) -> None:

@@ -86,6 +86,18 @@ def test_a_failed_self_test_is_exit_1(
     assert ("built without kernels" if error is None else "is off by 0.5") in first["failure"]
 
 
+def test_a_backend_that_breaks_is_a_failure_of_its_own(
+    sdsa: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(problem: ScoreProblem) -> None:
+        raise FileNotFoundError("no C compiler")  # no RuntimeError, as Triton's may be
+
+    monkeypatch.setattr(torch_scores, "launch", broken)
+    outcome = sdsa("doctor", "--self-test", "--json")
+    assert outcome.exit_code == 1
+    assert outcome.document["self_tests"][0]["failure"] == "FileNotFoundError: no C compiler"
+
+
 def test_a_backend_that_fell_back_is_a_failure(sdsa: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     cute, triton, torch_backend = backends.BACKENDS
     fallen = replace(

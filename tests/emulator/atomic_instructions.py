@@ -14,6 +14,7 @@ import numpy as np
 from .float_instructions import FloatChoice
 from .float_rounding import FORMATS, FloatFormat, add_to_odd
 from .memory_instructions import CACHE_HINTS, SCOPES, Resolver, space_of
+from .outcomes import YIELD, Signal
 from .ptx_syntax import Sink
 from .ptx_types import TYPE_BITS, UNSIGNED, is_signed
 from .registry import Closure, Decoder, Mask, instruction
@@ -124,9 +125,10 @@ def _atomic_closure(
     if len(values) != count or len(results) not in (0, count):
         raise op.unsupported("the vector has another size")
 
-    def run(warp: Warp, mask: Mask) -> None:
+    def run(warp: Warp, mask: Mask) -> Signal | None:
         slots, lanes = warp.slots, np.flatnonzero(warp.lanes(mask))
         addresses = memory.evaluate(warp, mask)
+        changed = False
         old = np.zeros((len(lanes), count), dtype)
         for index in warp.cta.generator.permutation(len(lanes)):
             one = np.zeros(32, bool)
@@ -143,9 +145,14 @@ def _atomic_closure(
             ]
             if region is warp.cta.shared:
                 warp.cta.races.synchronize_location(warp.index, int(within[0]))
-            region.store(within, np.array([new], element).view(dtype).reshape(1, count))
+            stored = np.array([new], element).view(dtype).reshape(1, count)
+            region.store(within, stored)
+            changed = changed or bool((stored != old[index]).any())
         for column, result in enumerate(results):
             slots[result][lanes] = old[:, column]
+        if results and not changed:
+            return YIELD  # it may be polling, as a spin lock does: somebody else must go on
         warp.cta.launch.events += 1
+        return None
 
     return run

@@ -12,7 +12,7 @@ from .address_spaces import MODULE_VARIABLES, PARAMETERS, SHARED_BASE
 from .errors import UnsupportedInstruction
 from .instructions import load_all
 from .outcomes import RETURN, Scatter
-from .ptx_syntax import Function, Instruction, Module, Name, Not, Operand, Register, Variable
+from .ptx_syntax import Function, Group, Instruction, Module, Name, Not, Operand, Register, Variable
 from .registry import ASSERTION_FAILURE, Closure, Decoder, Mask, compile_instruction
 from .slots import Slots
 from .special_registers import CHANGING_REGISTERS
@@ -103,19 +103,20 @@ class _Linker:
         for parsed in function.instructions:
             if not parsed.opcode.startswith("call"):
                 continue
-            for operand in parsed.operands:
-                if not isinstance(operand, Name):
-                    continue
-                callee = self.module.functions.get(operand.text)
-                if operand.text == ASSERTION_FAILURE:
-                    continue
-                if callee is None or not callee.instructions:
-                    raise UnsupportedInstruction(f"{parsed.text}, line {parsed.line} (no body)")
-                if callee.name in [*callers, function.name]:
-                    raise UnsupportedInstruction(f"{parsed.text}, line {parsed.line} (recursion)")
-                for found in self._reachable(callee, [*callers, function.name]):
-                    if found not in result:
-                        result.append(found)
+            called = next((o for o in parsed.operands if not isinstance(o, Group)), None)
+            place = f"{parsed.text}, line {parsed.line}"
+            if not isinstance(called, Name):
+                raise UnsupportedInstruction(f"{place} (an indirect call)")
+            if called.text == ASSERTION_FAILURE:
+                continue
+            callee = self.module.functions.get(called.text)
+            if callee is None or not callee.instructions:
+                raise UnsupportedInstruction(f"{place} (no body)")
+            if callee.name in [*callers, function.name]:
+                raise UnsupportedInstruction(f"{place} (recursion)")
+            for found in self._reachable(callee, [*callers, function.name]):
+                if found not in result:
+                    result.append(found)
         return result
 
     def _lay_out_module(self) -> None:

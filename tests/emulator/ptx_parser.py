@@ -243,8 +243,7 @@ class _FunctionParser:
         elif name in _FLAGS:
             self.function.directives[name[1:]] = ()
         elif name == ".pragma":
-            while not self.tokens.accept(";"):
-                self.tokens.take()
+            self._skip_statement()
         else:
             raise UnsupportedInstruction(f"{name}, line {self.tokens.line(token.start)}")
 
@@ -310,7 +309,8 @@ class _FunctionParser:
             self.tokens.expect(";")
             self.function.targets[key] = tuple(names)
         elif self.tokens.at(".callprototype", ".calltargets"):
-            raise UnsupportedInstruction(f"{self.tokens.peek().text} (indirect calls)")
+            # Of an indirect call, which is refused where a kernel that is launched has one.
+            self._skip_statement()
         elif key in self.function.labels:
             raise self.tokens.error(f"label {name} is there twice")
         else:
@@ -328,14 +328,18 @@ class _FunctionParser:
                 self.function.variables.append(self._place(declared))
             tokens.expect(";")
         elif token.text == ".pragma":
-            while not tokens.accept(";"):
-                tokens.take()
+            self._skip_statement()
         elif token.text == ".loc":
             line = tokens.line(token.start)
             while tokens.line(tokens.peek().start) == line and tokens.peek().kind != "end":
                 tokens.take()
         else:
             raise UnsupportedInstruction(f"{token.text}, line {tokens.line(token.start)}")
+
+    def _skip_statement(self) -> None:
+        while not self.tokens.accept(";"):
+            if self.tokens.take().kind == "end":
+                raise self.tokens.error("';' is needed")
 
     def _registers(self) -> None:
         tokens = self.tokens

@@ -170,7 +170,9 @@ class Scheduler:
         self._idle_turns += 1
         if self._idle_turns > _IDLE_TURNS:
             raise Deadlock(f"everybody polls in vain: {self._stuck()}")
-        self._run_warp(idle)
+        # Any of them, whatever the policy: one may be about to do what the others poll for.
+        warp, fragments = idle[int(self._draw() * len(idle))]
+        self._run(warp, fragments[int(self._draw() * len(fragments))], lowest_first=False)
 
     def _expire_waits(self) -> bool:
         """Nothing can run: end the waits that may end early, if there are any."""
@@ -190,6 +192,9 @@ class Scheduler:
             fragment = min(fragments, key=lambda f: f.pc)
         else:
             fragment = fragments[int(self._draw() * len(fragments))]
+        self._run(warp, fragment, lowest_first)
+
+    def _run(self, warp: Warp, fragment: Fragment, lowest_first: bool) -> None:
         limit = 1 + int(self._draw() * self.policy.run_length)
         warp.run(fragment, limit, lowest_first)
         if not warp.fragments and warp.cta.ended:

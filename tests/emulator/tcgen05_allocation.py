@@ -21,6 +21,8 @@ from .tensor_memory import ALL_LANES, Footprint
 if TYPE_CHECKING:
     from .execution import Warp
 
+_ONE_LANE = np.zeros(1, np.int64)
+
 
 def _uniform(warp: Warp, slot: int, what: str) -> int:
     """The value that all lanes of a warp must agree on.
@@ -65,8 +67,11 @@ def compile_alloc(op: Decoder) -> Closure:
             return Wait(
                 lambda: memory.has_room(columns), True, f"waits for {columns} columns of room"
             )
-        word = np.array([[address]], np.uint32)
-        warp.cta.shared.store(np.array([offsets.pop()], np.uint64), word)
+        place = np.array([offsets.pop()], np.uint64)
+        warp.cta.shared.store(place, np.array([[address]], np.uint32))
+        races = warp.cta.races
+        races.write(warp.index, place, 4, _ONE_LANE)
+        races.acquire(warp.index, races.clock(warp.index))  # every lane of the warp has it
         return None
 
     return aligned(run)

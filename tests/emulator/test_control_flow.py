@@ -179,6 +179,19 @@ def test_lanes_that_end_complete_a_warp_barrier(seed: int) -> None:
     assert got.tolist() == [1, 2] * 12 + [0] * 8
 
 
+def test_only_the_kernel_that_calls_indirectly_is_refused() -> None:
+    call = """
+        .reg .b64 %f; mov.u64 %f, 0;
+    P: .callprototype _ ();
+        call %f, (), P;
+    """
+    module = f".visible .entry other() {{ {call} ret; }}"
+    (got,) = run_lanes("mov.u32 %d0, %a0;", [LANES], [np.uint32], block=64, module=module)
+    assert (got == LANES).all()
+    with pytest.raises(UnsupportedInstruction, match=r"call %f.*indirect call"):
+        run_lanes(call, [LANES], [np.uint32], block=64)
+
+
 def test_a_shuffle_without_all_its_members_is_a_deadlock() -> None:
     body = """
         .reg .pred %p; setp.lt.u32 %p, %t, 16;
@@ -194,6 +207,28 @@ def test_a_shuffle_without_all_its_members_is_a_deadlock() -> None:
 def test_a_lane_must_be_in_its_member_mask() -> None:
     with pytest.raises(DivergentExecution, match="member mask 0xff"):
         run_lanes("bar.warp.sync 0xFF; mov.u32 %d0, 0;", [LANES[:32]], [np.uint32])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_spin_lock_between_lanes_and_warps(seed: int) -> None:
+    """Who waits must not keep from running who holds the lock, be it a lane of the same warp."""
+    body = """
+        .reg .pred %p; .reg .b32 %old, %x; .shared .b32 lock, count;
+        setp.ne.u32 %p, %t, 0; @%p bra START;
+        st.shared.b32 [lock], 0; st.shared.b32 [count], 0;
+    START: bar.sync 0;
+    SPIN: atom.shared.cas.b32 %old, [lock], 0, 1;
+        setp.ne.u32 %p, %old, 0;
+        @%p bra TRY;
+        ld.volatile.shared.b32 %x, [count]; add.u32 %x, %x, 1; st.volatile.shared.b32 [count], %x;
+        atom.shared.exch.b32 %old, [lock], 0;
+        mov.u32 %old, 0;
+    TRY: setp.ne.u32 %p, %old, 0; @%p bra SPIN;
+        bar.sync 0;
+        ld.shared.b32 %d0, [count];
+    """
+    (got,) = run_lanes(body, [LANES], [np.uint32], block=64, seed=seed)
+    assert (got == 64).all()
 
 
 def test_trap_and_endless_loops() -> None:

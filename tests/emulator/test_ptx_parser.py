@@ -169,7 +169,7 @@ def test_variables_with_initialisers() -> None:
         ("foo `;", PtxSyntaxError, "cannot read"),
         ("L: foo; L: foo;", PtxSyntaxError, "twice"),
         (".reg .b99 x;", UnsupportedInstruction, "b99"),
-        ("P: .callprototype _ (.param .b32 _);", UnsupportedInstruction, "indirect"),
+        ("P: .callprototype _ (.param .b32 _)", PtxSyntaxError, "';' is needed"),
         (".tex .u32 x;", UnsupportedInstruction, r"\.tex"),
     ],
 )

@@ -62,6 +62,15 @@ def test_allocation(name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_reading_an_allocation_s_address_needs_a_barrier(seed: int) -> None:
+    allocate = f"    setp.ne.u32 %p1, %r1, 0;\n    @%p1 bra read;\n{ALLOC.format(64)}read:\n"
+    free = f"    bar.sync 0;\n    @%p1 bra end;\n{DEALLOC.format('%r20', 64)}end:\n"
+    run(kernel(allocate + BARRIER + READ_SLOT + free, 0), [], block=64, seed=seed)
+    with pytest.raises((errors.DataRace, errors.UnwrittenRead)):
+        run(kernel(allocate + READ_SLOT + free, 0), [], block=64, seed=seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_an_allocation_waits_for_room(seed: int) -> None:
     """Warp 1 wants columns that warp 0 gives back."""
     body = f"""

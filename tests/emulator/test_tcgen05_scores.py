@@ -104,6 +104,17 @@ def test_a_single_group(recorder: LaunchRecorder, values: str, length: int, sche
 
 
 @on_schedules
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("lengths", [[4300], [4100, 90]], ids=["one-group", "two-groups"])
+def test_long_runs_and_late_ctas(
+    recorder: LaunchRecorder, values: str, lengths: list[int], schedules: int
+) -> None:
+    # A warp holds 32 table entries at a time; a second CTA takes the last 16th of the list.
+    problem = _problem(values, lengths, rows_per_group=1, integers=True)
+    _run(recorder, values, problem, exact=True, seeds=range(schedules), ctas=1)
+
+
+@on_schedules
 @pytest.mark.parametrize("garbage", GARBAGE_ENTRIES)
 @pytest.mark.parametrize(
     ("values", "pitch", "separate"),

@@ -170,6 +170,12 @@ def test_wrong_arguments(problem: Problem, name: str, change, kind: type, messag
     refuse(problem.replace(**{name: change(getattr(problem, name))}), kind, message)
 
 
+def test_more_keys_than_kernels_can_count(problem: Problem) -> None:
+    wide = torch.empty(problem.scores.shape[0], 2**31 - 127, device="meta")
+    with pytest.raises(InputError, match=r"at most 2147483520 columns.*got 2147483521"):
+        problem.replace(scores=wide).run()
+
+
 def test_rows_must_divide_into_groups(generator: torch.Generator) -> None:
     problem = make_problem([5, 5, 5, 5], generator=generator, kind="bf16")
     three = problem.replace(

@@ -117,6 +117,18 @@ def test_a_difference_is_said_once_and_remembered(
     assert "is right" in str(known_reason_against(0, VARIANT))
 
 
+def test_a_difference_is_remembered_where_warnings_are_errors(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_plans(monkeypatch, _nothing_written)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="is not used on cuda:0"):
+            is_trusted(0, VARIANT)
+        assert not is_trusted(0, VARIANT)
+    assert runs == [WARP_LEVEL, VARIANT]
+
+
 def test_the_scales_of_the_variant_for_tiled_ones_are_tiled(
     runs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
