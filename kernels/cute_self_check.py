@@ -27,9 +27,9 @@ from .plans import addresses_of
 
 SWITCH = "SDSA_TCGEN05"
 
-# Every way in which a group can end, then enough keys that every CTA of a B300 runs its ring of
-# stages around several times; more than 32 groups.
-_LENGTHS = (1, 0, 63, 64, 65, 127, 128, 129, *range(24_000, 24_040))
+# Every way in which a group can end, then enough keys that every CTA of a B300 (160 SMs) runs its
+# ring of stages around several times and that late CTAs follow; more than 32 groups.
+_LENGTHS = (1, 0, 63, 64, 65, 127, 128, 129, *range(52_000, 52_040))
 _ROWS = 3
 _PATIENCE_SECONDS = 30  # for what takes far less than a millisecond, behind whatever is queued
 

@@ -18,6 +18,7 @@ from sdsa_kernels.reference import reference_scores
 from sdsa_kernels.score_check import UNTOUCHED
 from sdsa_kernels.synthetic import FORMATS
 from sdsa_quant.errors import UnsupportedError
+from sdsa_quant.layout import PAGE
 
 VARIANT, WARP_LEVEL = "tcgen05_nvfp4", "nvfp4_cvt_short"
 Breakage = Callable[[ScoreProblem], None]
@@ -115,6 +116,19 @@ def test_a_difference_is_said_once_and_remembered(
         assert not is_trusted(0, VARIANT)
     assert runs == [WARP_LEVEL, VARIANT]
     assert "is right" in str(known_reason_against(0, VARIANT))
+
+
+def test_the_built_in_problem_fills_the_rings_and_has_late_ctas() -> None:
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    from sdsa_kernels.cute_tcgen05_kernel import LATE_LEAST_TILE_PAGES
+    from sdsa_kernels.cute_tcgen05_tiles import FORMATS as TILES
+    from sdsa_kernels.cute_tcgen05_tiles import TILE_PAGES
+
+    pages = sum(-(-length // PAGE) for length in cute_self_check._LENGTHS)
+    for tile in TILES.values():
+        of_cta = pages / (160 * tile.ctas_per_sm)
+        assert of_cta >= LATE_LEAST_TILE_PAGES
+        assert of_cta / TILE_PAGES >= 4 * tile.stages
 
 
 def test_a_difference_is_remembered_where_warnings_are_errors(
