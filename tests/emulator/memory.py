@@ -182,6 +182,16 @@ class Region:
         low, high = self._dirty
         self._dirty = (min(low, first), max(high, last))
 
+    def holds(self, addresses: np.ndarray, values: np.ndarray) -> bool:
+        """Whether a plain store of these values would change nothing.
+
+        Raises
+        ------
+        OutOfBounds, Misaligned
+        """
+        storage, _, shift = self._view(values.dtype.type, values.shape[1])
+        return bool((storage.take(self._rows(addresses, storage, shift), 0) == values).all())
+
     def _rows(self, addresses: np.ndarray, storage: np.ndarray, shift: int) -> np.ndarray:
         """Row numbers of addresses."""
         offsets = addresses - self._origin64

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .address_spaces import LOCAL_WINDOW, PARAMETERS, SHARED_WINDOW
+from .errors import DataRace
 from .memory import Region
 from .outcomes import YIELD, Signal
 from .ptx_syntax import Address, Symbol
@@ -260,9 +261,18 @@ def _store_closure(
             for column, source in enumerate(sources):
                 values[:, column] = slots[source][mask]
         for region, within, chosen in resolver.pieces(warp, addresses, mask):
-            region.store(within, values if chosen is None else values[chosen])
-            if region is warp.cta.shared:
+            part = values if chosen is None else values[chosen]
+            if region is not warp.cta.shared:
+                region.store(within, part)
+                continue
+            changes = not region.holds(within, part)
+            region.store(within, part)
+            try:
                 note_access(warp, within, width, mask, chosen, strong, writes=True)
+            except DataRace:
+                if changes or warp.cta.launch.strict:
+                    raise
+                warp.cta.launch.notes["st of what is there already, in no order"] += 1
         warp.cta.launch.events += 1
 
     return run

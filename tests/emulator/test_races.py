@@ -52,6 +52,15 @@ def test_races(race: str, seed: int) -> None:
         run_lanes(START + RACES[race], [LANES], [np.uint32], block=64, seed=seed)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_store_that_changes_nothing_is_only_a_note(seed: int) -> None:
+    """Warps that hold copies of the same values all store them in Triton's kernels."""
+    body = START + "and.b32 %x, %at, 0xffffff7f; st.shared.b32 [%x], 7; bar.sync 0;"
+    body += "ld.shared.b32 %d0, [%x];"
+    (got,) = run_lanes(body, [LANES], [np.uint32], block=64, seed=seed)
+    assert (got == 7).all()
+
+
 ORDERED = {
     "barrier": "st.shared.b32 [%at], 1; bar.sync 0; xor.b32 %x, %at, 128; ld.shared.b32 %d0, [%x];",
     "warp barrier": """
