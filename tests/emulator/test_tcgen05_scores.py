@@ -174,6 +174,17 @@ def test_more_groups_than_a_warp_has_lanes(
 
 
 @pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("groups", [5, 40])
+def test_a_negative_length_is_none(recorder: LaunchRecorder, values: str, groups: int) -> None:
+    lengths = [130, 0, 70, 0, 1, *[0] * (groups - 6), 64][:groups]
+    problem = _problem(values, lengths, rows_per_group=1, integers=True)
+    negative = problem.context_lengths.clone()
+    negative[1], negative[3] = -1, -(2**31)
+    problem = problem.replace(context_lengths=negative)
+    _run(recorder, values, problem, exact=True, seeds=range(2), ctas=2)
+
+
+@pytest.mark.parametrize("values", VALUES)
 def test_groups_may_share_a_request_and_rows_be_strided(
     recorder: LaunchRecorder, values: str
 ) -> None:
