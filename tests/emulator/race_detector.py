@@ -7,7 +7,8 @@ by two warps, at least one of them a write, are a race unless the later one's wa
 earlier one ("Causality Order" and "Conflict and Data-races", PTX ISA 8.7 and 8.9.5).
 
 Lanes of one warp are ordered by its releases and by `bar.warp.sync`: what is true of two warps is
-true of two lanes in the same epoch.
+true of two lanes in the same epoch. This is too generous where one lane arrives for its warp and no
+`bar.warp.sync` precedes: the other lanes' accesses count as released with it.
 
 Asynchronous operations belong to the warp that started them, at that time; `cp.async` to lanes.
 Atomic and other strong accesses order what their threads did before and after, each location by
