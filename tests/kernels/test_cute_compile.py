@@ -57,6 +57,7 @@ TENSOR_CORE_CASES = [
     for variant in TILE_FORMATS
 ]
 TENSOR_COLUMNS_OF_SM = 512
+GLOBAL_ACCESSES = ("LDG", "STG", "LDGSTS", "UBLKCP", "UTMALDG", "ATOMG", "REDG")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class MachineCode:
     kernel: CompiledKernel
     registers: int
     stack_bytes: int
+    opcodes: tuple[str, ...]  # in the order of their addresses
     instructions: Counter[str]
 
     def count(self, *parts: str) -> int:
@@ -86,11 +88,13 @@ def machine_code(architecture: str, variant: str) -> MachineCode:
         pytest.skip("needs cuobjdump, on the path or in Triton's package")
     kernel = compile_variant(architecture, variant)
     usage = resource_usage(disassembler, kernel.image)
+    opcodes = tuple(each.opcode for each in disassemble(disassembler, kernel.image))
     return MachineCode(
         kernel=kernel,
         registers=usage["REG"],
         stack_bytes=usage["STACK"],
-        instructions=Counter(each.opcode for each in disassemble(disassembler, kernel.image)),
+        opcodes=opcodes,
+        instructions=Counter(opcodes),
     )
 
 
@@ -107,6 +111,15 @@ def test_every_variant_compiles_to_what_it_is_meant_to_be(architecture: str, var
     assert code.count("UBLKCP") > 0
     assert code.count("LDS", "128") == 8 // halves
     assert code.count("LDG", "128") > 0
+
+
+@pytest.mark.parametrize(("architecture", "variant"), [*CASES, *TENSOR_CORE_CASES])
+def test_global_memory_is_only_touched_after_the_wait(architecture: str, variant: str) -> None:
+    # A launch overlaps the kernel before it, which may still write what this one reads.
+    names = [opcode.split(".")[0] for opcode in machine_code(architecture, variant).opcodes]
+    assert names.count("ACQBULK") == 1
+    touched = [names.index(name) for name in GLOBAL_ACCESSES if name in names]
+    assert names.index("ACQBULK") < min(touched)
 
 
 def _assert_that_ctas_fit(code: MachineCode, architecture: str) -> None:
