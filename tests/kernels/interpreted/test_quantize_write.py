@@ -72,6 +72,20 @@ def test_keys_and_queries_with_skipped_places(
         assert (flat_scales[untouched] == 0xA5).all()
 
 
+def test_a_single_page_and_row_may_have_any_stride(generator: torch.Generator) -> None:
+    values = gaussian_values((2, 128), generator)
+    rows = poisoned_rows(values[:1], torch.tensor([7]), 1, 64)
+    page = torch.full((1, 4100), 0xA5, dtype=torch.uint8)[:, :4096]
+    row = torch.full((1, 68), 0xA5, dtype=torch.uint8)[:, :64]
+    keys = Rows(rows.values, rows.places, page.as_strided((1, 64, 64), (4100, 64, 1)), rows.scales)
+    query_scales = torch.zeros(1, 8, dtype=torch.uint8)
+    run_kernel(keys, Rows(values[1:], torch.tensor([0]), row, query_scales))
+    codes, scales = quantize_nvfp4(values)
+    assert torch.equal(keys.codes[0, 7], codes[0])
+    assert torch.equal(row[0], codes[1])
+    assert torch.equal(query_scales[0], scales[1].view(torch.uint8))
+
+
 @pytest.mark.parametrize(
     "make", [every_maximum, ties_and_their_neighbours], ids=lambda make: make.__name__
 )
