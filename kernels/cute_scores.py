@@ -75,9 +75,12 @@ def make_plan(problem: ScoreProblem) -> Plan | None:
 
 
 def reason_for_fallback(problem: ScoreProblem) -> str | None:
-    """What a launch of `problem` found wrong with the kernel that is best for it, if anything."""
+    """What its check found wrong with the kernel that is best for `problem`, if it was asked."""
+    if problem.device.type != "cuda":
+        return None
     device = device_index(problem.device)
-    variant = tensor_core_variant(problem, ARCHITECTURES[capability(device)])
+    architecture = ARCHITECTURES.get(capability(device), "")
+    variant = tensor_core_variant(problem, architecture)
     reason = None if variant is None else known_reason_against(device, variant)
     return None if reason is None else f"{variant}: {reason}"
 

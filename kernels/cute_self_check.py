@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from sdsa_quant.errors import UnsupportedError
+from sdsa_quant.errors import DeviceLostError
 
 from .availability import capability, multiprocessors
 from .capture import refuse_capture_before_warmup
@@ -34,11 +34,8 @@ _ROWS = 3
 _PATIENCE_SECONDS = 30  # for what takes far less than a millisecond, behind whatever is queued
 
 _verdicts: dict[tuple[int, str], str | None] = {}  # why not, None for yes
+_lost: dict[int, str] = {}  # devices where a check hangs, which another one would wait behind
 _lock = threading.Lock()
-
-
-class _StillRunningError(UnsupportedError):
-    """The device is lost to this process."""
 
 
 def is_trusted(device: int, variant: str) -> bool:
@@ -50,7 +47,9 @@ def is_trusted(device: int, variant: str) -> bool:
     Raises
     ------
     UnsupportedError
-        This is not known yet, and the current stream is being captured; or the kernel hangs.
+        This is not known yet, and the current stream is being captured.
+    DeviceLostError
+        A check on the device hangs, now or since an earlier call.
     """
     if os.environ.get(SWITCH) == "0":
         return False
@@ -58,7 +57,7 @@ def is_trusted(device: int, variant: str) -> bool:
         refuse_capture_before_warmup(device, "indexer_scores")
         with _lock:
             if (device, variant) not in _verdicts:
-                reason = _reason_against(device, variant)
+                reason = _verdict(device, variant)
                 _verdicts[device, variant] = reason  # first: a warning can be an error
                 if reason is not None:
                     warnings.warn(
@@ -73,6 +72,25 @@ def known_reason_against(device: int, variant: str) -> str | None:
     return _verdicts.get((device, variant))
 
 
+def _verdict(device: int, variant: str) -> str | None:
+    """Why not to trust a variant; whatever fails is a reason, the warp-level kernel can do without.
+
+    Raises
+    ------
+    DeviceLostError
+        A check on the device hangs, now or since an earlier call.
+    """
+    if device in _lost:
+        raise DeviceLostError(_lost[device])
+    try:
+        return _reason_against(device, variant)
+    except DeviceLostError as error:
+        _lost[device] = str(error)
+        raise
+    except Exception as error:
+        return f"its self-check failed to run: {error}"
+
+
 def _reason_against(device: int, variant: str) -> str | None:
     values = "bf16" if variant == "tcgen05_bf16" else "nvfp4"
     problem = exact_problem(values, torch.device("cuda", device), _LENGTHS, rows_per_group=_ROWS)
@@ -80,12 +98,7 @@ def _reason_against(device: int, variant: str) -> str | None:
     _run(expected, _warp_variant(problem, device))
     if variant == TILED_SCALES_VARIANT:
         problem = with_tiled_scales(problem)
-    try:
-        _run(problem, variant)
-    except _StillRunningError:
-        raise
-    except Exception as error:  # whatever it is, the warp-level kernel can do without
-        return f"its self-check failed to run: {error}"
+    _run(problem, variant)
     different = problem.scores != expected.scores
     if bool(different.any()):
         row, key = (int(i) for i in different.nonzero()[0])
@@ -109,7 +122,7 @@ def _run(problem: ScoreProblem, variant: str) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not done.query():
         if time.monotonic() > deadline:
-            raise _StillRunningError(
+            raise DeviceLostError(
                 f"kernel {variant} has not ended after {_PATIENCE_SECONDS} s on {problem.device} "
                 f"and nothing can end it but the process: set {SWITCH}=0 to never use it"
             )

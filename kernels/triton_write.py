@@ -13,8 +13,8 @@ from .quantize_write import Rows
 from .triton_launch import COMPILE_OPTIONS, interpreting, overlaps_launches
 from .triton_quantize import quantize_write_kernel
 
-# H200, 2026-11, 1M BF16 keys: 91 us, as with any 8 to 64 rows and 1 to 8 warps; rows that do not fill
-# a warp, four threads each, take 159.
+# H200, 2026-11, 1M BF16 keys: 91 us, as with any 8 to 64 rows and 1 to 8 warps; 159 with rows, four
+# threads each, that do not fill a warp.
 _ROWS_PER_PROGRAM = 16
 _WARPS = 2
 _VECTOR_BYTES = 16

@@ -41,3 +41,7 @@ class UnsupportedError(SdsaError, RuntimeError):
     """The request is right, but this machine or this build cannot serve it."""
 
     exit_code = EXIT_UNSUPPORTED
+
+
+class DeviceLostError(UnsupportedError):
+    """A kernel does not end: whatever else this process asks of its device would wait for good."""

@@ -45,7 +45,7 @@ def doctor(
         tables += ["", heading("self-test"), _self_test_table(tests)]
         failures = [
             f"{test['backend']} on {test['device']}, {test['query_format']} rows, "
-            f"{test['key_format']} keys: {test['failure']}"
+            f"{_keys(test)} keys: {test['failure']}"
             for test in tests
             if test["failure"]
         ]
@@ -79,6 +79,14 @@ def _devices(environment: dict[str, Any]) -> list[str]:
     return ["cpu", *(f"cuda:{index}" for index in range(len(environment["cuda"]["devices"])))]
 
 
+def _keys(test: dict[str, Any]) -> str:
+    """``nvfp4``, or ``nvfp4 128x4`` where that is the order of the scales."""
+    from sdsa_quant.scale_order import TILED
+
+    name: str = test["key_format"]
+    return f"{name} {TILED}" if test["scale_order"] == TILED else name
+
+
 def _self_test_table(tests: list[dict[str, Any]]) -> Any:
     shown = table(
         "device", "query rows", "keys", "backend", "result", "largest difference", numbers_from=5
@@ -88,7 +96,7 @@ def _self_test_table(tests: list[dict[str, Any]]) -> Any:
         shown.add_row(
             test["device"],
             test["query_format"],
-            test["key_format"],
+            _keys(test),
             test["backend"],
             test["failure"] or "ok",
             "-" if difference is None else f"{difference:.3g}",

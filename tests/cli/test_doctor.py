@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from command_line import Run
 from sdsa_kernels import backends, self_test, torch_scores
 from sdsa_kernels.backends import backend_names
 from sdsa_kernels.checks import ScoreProblem
 from sdsa_kernels.synthetic import FORMATS
-from sdsa_quant.errors import UnsupportedError
+from sdsa_quant.errors import DeviceLostError, UnsupportedError
 
 
 def test_document(sdsa: Run) -> None:
@@ -52,7 +53,9 @@ def test_the_self_test_compares_every_backend_that_can_run(sdsa: Run) -> None:
     outcome = sdsa("doctor", "--self-test", "--json")
     outcome.is_clean()
     tests = [test for test in outcome.document["self_tests"] if test["device"] == "cpu"]
-    assert [(test["query_format"], test["key_format"]) for test in tests] == list(FORMATS.values())
+    pairs = [(test["query_format"], test["key_format"]) for test in tests]
+    assert pairs == [*FORMATS.values(), ("nvfp4", "nvfp4")]
+    assert [test["scale_order"] for test in tests] == [None, "linear", "linear", "128x4"]
     for test in tests:
         assert test["backend"] == "torch"
         assert test["failure"] is None
@@ -63,6 +66,7 @@ def test_the_self_test_prints_the_largest_difference(sdsa: Run) -> None:
     outcome = sdsa("doctor", "--self-test")
     outcome.is_clean()
     assert "largest difference" in outcome.stdout
+    assert "nvfp4 128x4" in outcome.stdout
 
 
 @pytest.mark.parametrize("error", [0.5, None], ids=["wrong-score", "does-not-run"])
@@ -107,3 +111,46 @@ def test_a_backend_that_fell_back_is_a_failure(sdsa: Run, monkeypatch: pytest.Mo
     outcome = sdsa("doctor", "--self-test")
     assert outcome.exit_code == 1
     assert "tcgen05: 1 where 2 is right" in outcome.stderr
+
+
+def test_what_a_self_test_cannot_begin_with_is_a_failure(
+    sdsa: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(self_test, "synthetic_problems", full)
+    outcome = sdsa("doctor", "--self-test", "--json")
+    assert outcome.exit_code == 1
+    assert "all on cpu, nvfp4 rows, nvfp4 128x4 keys: OutOfMemoryError: CUDA" in outcome.stderr
+    assert [test["backend"] for test in outcome.document["self_tests"]] == ["all"] * 4
+
+
+def test_nothing_is_asked_of_a_device_on_which_a_kernel_hangs(
+    sdsa: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(problem: ScoreProblem) -> None:
+        raise DeviceLostError("kernel tcgen05_bf16 has not ended")
+
+    monkeypatch.setattr(torch_scores, "launch", hang)
+    outcome = sdsa("doctor", "--self-test", "--json")
+    assert outcome.exit_code == 1
+    failures = [test["failure"] for test in outcome.document["self_tests"]]
+    assert failures == ["kernel tcgen05_bf16 has not ended"]
+
+
+def test_a_kernel_that_failed_its_check_is_a_failure_where_no_other_can_serve(
+    sdsa: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cute, triton, torch_backend = backends.BACKENDS
+    untrusted = replace(
+        cute,
+        reason_unsupported=lambda problem: "its kernel failed its check",
+        reason_for_fallback=lambda problem: "1 where 2 is right" if problem.tiled_scales else None,
+    )
+    monkeypatch.setattr(self_test, "BACKENDS", (untrusted, triton, torch_backend))
+    outcome = sdsa("doctor", "--self-test", "--json")
+    assert outcome.exit_code == 1
+    failed = [test for test in outcome.document["self_tests"] if test["failure"]]
+    assert [(test["backend"], test["scale_order"]) for test in failed] == [("cute", "128x4")]
+    assert failed[0]["largest_difference"] is None

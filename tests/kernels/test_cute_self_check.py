@@ -17,7 +17,7 @@ from sdsa_kernels.plans import Plan
 from sdsa_kernels.reference import reference_scores
 from sdsa_kernels.score_check import UNTOUCHED
 from sdsa_kernels.synthetic import FORMATS
-from sdsa_quant.errors import UnsupportedError
+from sdsa_quant.errors import DeviceLostError, UnsupportedError
 from sdsa_quant.layout import PAGE
 
 VARIANT, WARP_LEVEL = "tcgen05_nvfp4", "nvfp4_cvt_short"
@@ -51,6 +51,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(cute_self_check, "plan_for", plan_for)
     monkeypatch.setattr(cute_self_check, "exact_problem", small)
     monkeypatch.setattr(cute_self_check, "_verdicts", {})
+    monkeypatch.setattr(cute_self_check, "_lost", {})
     monkeypatch.setattr(cute_self_check, "capability", lambda device: (10, 0))
     monkeypatch.setattr(cute_self_check, "multiprocessors", lambda device: 1)
     monkeypatch.setattr(cute_self_check, "refuse_capture_before_warmup", lambda *_: None)
@@ -174,8 +175,23 @@ def test_a_kernel_that_hangs_is_an_error_that_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(_Event, "query", lambda self: VARIANT not in runs)
     monkeypatch.setattr(cute_self_check, "_PATIENCE_SECONDS", 0.01)
-    with pytest.raises(UnsupportedError, match=r"tcgen05_nvfp4 has not ended .* SDSA_TCGEN05=0"):
-        is_trusted(0, VARIANT)
+    for variant in (VARIANT, VARIANT, TILED_SCALES_VARIANT):
+        with pytest.raises(DeviceLostError, match=r"tcgen05_nvfp4 has not ended .*SDSA_TCGEN05=0"):
+            is_trusted(0, variant)
+    assert runs == [WARP_LEVEL, VARIANT]  # whatever came after it would have to wait for it
+    monkeypatch.setattr(_Event, "query", lambda self: True)
+    assert is_trusted(1, VARIANT)
+
+
+def test_no_memory_for_the_check_is_no_reason_to_fail(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **options: object) -> ScoreProblem:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(cute_self_check, "exact_problem", full)
+    with pytest.warns(UserWarning, match="failed to run: CUDA out of memory"):
+        assert not is_trusted(0, VARIANT)
 
 
 def test_a_compiler_that_cannot_make_it_is_no_reason_to_fail(
