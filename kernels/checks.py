@@ -20,7 +20,7 @@ from sdsa_quant.layout import (
     SCALE_ALIGNMENT_BYTES,
     SCALES_PER_KEY,
 )
-from sdsa_quant.scale_order import linear_from_128x4, tiled_bytes
+from sdsa_quant.scale_order import linear_pages, tiled_bytes
 
 # Kernels count keys in 32 bits, up to the end of the tile of two pages that holds the last one.
 MAX_CONTEXT = 2**31 - 2 * PAGE
@@ -66,9 +66,7 @@ class ScoreProblem:
         """`key_scales` as linear pages ``[pages, 64, 8]``; a copy where they are tiled."""
         if self.key_scales is None or not self.tiled_scales:
             return self.key_scales
-        pages = self.key_cache.shape[0]
-        linear = linear_from_128x4(self.key_scales, pages * PAGE, SCALES_PER_KEY)
-        return linear.view(pages, PAGE, SCALES_PER_KEY)
+        return linear_pages(self.key_scales, self.key_cache.shape[0])
 
     @property
     def device(self) -> torch.device:

@@ -35,6 +35,7 @@ from .scale_order import (
     TILE_ROWS,
     TILED,
     linear_from_128x4,
+    linear_pages,
     linear_to_128x4,
     tiled_bytes,
 )
@@ -255,10 +256,7 @@ class CacheFile:
         return PagedKeys(key_cache, key_scales, self.block_table, self.context_lengths)
 
     def _linear_scales(self, scales: torch.Tensor) -> torch.Tensor:
-        if self.header.scale_order == LINEAR:
-            return scales
-        linear = linear_from_128x4(scales, self.pages * PAGE, SCALES_PER_KEY)
-        return linear.view(self.pages, PAGE, SCALES_PER_KEY)
+        return scales if self.header.scale_order == LINEAR else linear_pages(scales, self.pages)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from .layout import (
     SCALES_PER_KEY,
 )
 from .nvfp4 import dequantize_nvfp4
+from .scale_order import linear_pages
 
 BF16 = "bf16"
 NVFP4 = "nvfp4"
@@ -118,5 +119,6 @@ def gather_keys(
     keys = paged.key_cache[pages].flatten(0, 1)[start - offset : stop - offset]
     if paged.key_scales is None:
         return keys.float()
-    scale_bytes = paged.key_scales.view(torch.uint8)[pages]
+    scales = paged.key_scales.view(torch.uint8)
+    scale_bytes = (linear_pages(scales, paged.pages) if scales.dim() == 1 else scales)[pages]
     return dequantize_nvfp4(keys, scale_bytes.flatten(0, 1)[start - offset : stop - offset])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 
 from .errors import DtypeError, InputError
+from .layout import PAGE, SCALES_PER_KEY
 
 LINEAR = "linear"
 TILED = "128x4"
@@ -76,6 +77,17 @@ def linear_from_128x4(tiled: torch.Tensor, rows: int, columns: int) -> torch.Ten
     tiles = tiled.view(torch.uint8).view(-1, column_tiles, 32, 4, TILE_COLUMNS)
     plane = tiles.permute(0, 3, 2, 1, 4).reshape(-1, column_tiles * TILE_COLUMNS)
     return plane[:rows, :columns].contiguous().view(tiled.dtype)
+
+
+def linear_pages(tiled: torch.Tensor, pages: int) -> torch.Tensor:
+    """The linear scales ``[pages, 64, 8]`` of a cache whose scales are in the 128x4 order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        What `linear_from_128x4` raises.
+    """
+    return linear_from_128x4(tiled, pages * PAGE, SCALES_PER_KEY).view(pages, PAGE, SCALES_PER_KEY)
 
 
 def _padded(size: int, tile: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from sdsa_quant.cache_file import sequential_block_table
 from sdsa_quant.errors import InputError
 from sdsa_quant.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from sdsa_quant.paging import PagedKeys, gather_keys, page_views
+from sdsa_quant.scale_order import linear_to_128x4
 
 
 def paged(keys: torch.Tensor, lengths: list[int], values: str) -> PagedKeys:
@@ -63,6 +66,15 @@ def test_keys_come_back(values: str, generator: torch.Generator) -> None:
         for first, stop in ((0, 0), (0, length), (length // 3, length // 2), (length, length)):
             assert torch.equal(gather_keys(cache, request, first, stop), mine[first:stop])
         start += length
+
+
+def test_keys_come_back_from_scales_in_the_128x4_order(generator: torch.Generator) -> None:
+    linear = paged(torch.randn(130, 128, generator=generator).bfloat16(), [130], "nvfp4")
+    assert linear.key_scales is not None
+    tiled = linear_to_128x4(linear.key_scales.reshape(-1, 8))
+    assert torch.equal(
+        gather_keys(replace(linear, key_scales=tiled), 0, 3, 129), gather_keys(linear, 0, 3, 129)
+    )
 
 
 def test_ranges_past_a_request_are_refused(generator: torch.Generator) -> None:
