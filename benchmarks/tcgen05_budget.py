@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from sdsa_kernels.cute_compile import compile_variant
+from sdsa_kernels.cute_tcgen05_rings import STORE_WARPS
 from sdsa_kernels.cute_tcgen05_tiles import FORMATS, TILE_KEYS, TileFormat
 from sdsa_kernels.machine_code import (
     MachineInstruction,
@@ -29,7 +30,6 @@ ROOF_BYTES_PER_SECOND = 8e12
 SMS = 148
 CLOCK_HZ = 1.85e9
 SCHEDULERS = 4  # each issues one instruction of a warp a cycle
-STORE_WARPS = 4
 SHARED_BYTES_PER_CYCLE = 128
 TENSOR_MEMORY_BYTES_PER_CYCLE = 4 * 128  # a quarter of the lanes for each of 4 warps
 LATENCY_SECONDS = 1e-6  # of a read from DRAM under load

@@ -74,7 +74,7 @@ class LoadedKernel:
     config : LaunchConfig
         Its launch configuration.
     device : int
-        Index of the device; its context is current.
+        Index of the device, whose context is made the thread's current one.
     sms : int
         Multiprocessors of the device.
 

@@ -1,0 +1,84 @@
+"""The tensor maps of a plan: what the driver is asked to encode, and when; no GPU needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sdsa_kernels import cute_plans, cute_tensor_maps
+from sdsa_kernels.exact_problem import exact_problem, with_tiled_scales
+from sdsa_quant.errors import InputError
+
+QUERY, SCALES, KEYS = 2**40, 2**41, 2**42
+Encoded = list[tuple[object, ...]]
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> Encoded:
+    """The arguments of every map that was encoded; a map is its address."""
+    calls: Encoded = []
+
+    def encode(address: int, *sizes: object) -> bytes:
+        calls.append((address, *sizes))
+        return address.to_bytes(8, "little")
+
+    monkeypatch.setattr(cute_tensor_maps, "encode_tensor_map", encode)
+    return calls
+
+
+def call(maps: object, query: int = QUERY, keys: int = KEYS, key_scales: int = SCALES) -> bytes:
+    return maps(query, 0, keys, key_scales, 0, 0, 0, 0)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("values", "row_bytes", "box", "columns", "record"),
+    [("nvfp4", 64, 64, 8, 4608), ("bf16", 256, 128, 16, 16_384)],
+)
+def test_maps_describe_rows_and_pages(
+    encoded: Encoded, values: str, row_bytes: int, box: int, columns: int, record: int
+) -> None:
+    problem = exact_problem(values, torch.device("cpu"), (70, 5), rows_per_group=3, pages=7)
+    call(cute_plans._tensor_maps(problem))
+    assert encoded == [
+        (QUERY, (row_bytes, 6), (row_bytes,), (box, columns)),
+        (KEYS, (row_bytes, 64, 7), (row_bytes, record), (box, 64, 1)),
+    ]
+
+
+def test_a_single_page_is_as_far_from_the_next_as_it_is_long(encoded: Encoded) -> None:
+    problem = exact_problem("bf16", torch.device("cpu"), (70,), rows_per_group=1, pages=1)
+    keys = problem.key_cache.as_strided((1, 64, 128), (1, 128, 1))  # no stride that a map takes
+    call(cute_plans._tensor_maps(replace(problem, key_cache=keys)))
+    assert encoded[1][2] == (256, 16_384)
+
+
+def test_boxes_are_what_the_kernels_copy() -> None:
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    from sdsa_kernels.cute_tcgen05_tiles import FORMATS
+
+    for variant, tile in FORMATS.items():
+        values = "bf16" if "bf16" in variant else "nvfp4"
+        assert cute_plans._BOX_BYTES[values] == tile.row_bytes
+        assert cute_plans._COLUMNS[values] == tile.columns
+
+
+def test_maps_are_encoded_once_for_each_pair_of_addresses(encoded: Encoded) -> None:
+    problem = exact_problem("nvfp4", torch.device("cpu"), (70,), rows_per_group=1)
+    maps = cute_plans._tensor_maps(problem)
+    for _ in range(2):
+        assert call(maps) == QUERY.to_bytes(8, "little") + KEYS.to_bytes(8, "little")
+    assert len(encoded) == 2
+    assert call(maps, keys=KEYS + 16)[8:] == (KEYS + 16).to_bytes(8, "little")
+    assert len(encoded) == 4
+
+
+def test_a_plan_refuses_tiled_scales_that_bulk_copies_do_not_take(encoded: Encoded) -> None:
+    # Plans let any multiple of 8 bytes pass, which linear scales may start at.
+    linear = exact_problem("nvfp4", torch.device("cpu"), (70,), rows_per_group=1)
+    call(cute_plans._tensor_maps(linear), key_scales=SCALES + 8)
+    maps = cute_plans._tensor_maps(with_tiled_scales(linear))
+    call(maps, key_scales=SCALES + 16)
+    with pytest.raises(InputError, match="multiple of 16 bytes, got an address that is 8 bytes"):
+        call(maps, key_scales=SCALES + 8)
