@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from command_line import Outcome, Run, program
+from score_files import Files
 from sdsa_cli.app import app
 
 
@@ -64,3 +65,9 @@ def save_keys(tmp_path: Path, generator: torch.Generator) -> Callable[..., Path]
         return tmp_path / name
 
     return save
+
+
+@pytest.fixture
+def files(sdsa: Run, tmp_path: Path, generator: torch.Generator) -> Files:
+    """Small files to score."""
+    return Files(sdsa, tmp_path, generator)
