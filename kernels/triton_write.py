@@ -23,7 +23,15 @@ _warm: set[tuple[int, torch.dtype]] = set()
 
 
 def launch(keys: Rows, queries: Rows | None) -> None:
-    """Quantize and write validated rows on the current stream of their device."""
+    """Quantize and write validated rows on the current stream of their device.
+
+    Raises
+    ------
+    RuntimeError
+        The kernel is not compiled yet and the stream is being captured.
+    """
+    if not _programs(keys, queries):
+        return  # and has not compiled anything
     index = device_index(keys.values.device)
     variant = (index, keys.values.dtype)
     if variant not in _warm:
@@ -37,14 +45,9 @@ def run_kernel(keys: Rows, queries: Rows | None) -> None:
     """The launch itself, on the current device; under the interpreter the tensors are the CPU's."""
     # Without query rows the key's arguments stand in for theirs, and none of them is read.
     query = keys if queries is None else queries
-    key_count = keys.values.shape[0]
-    query_count = 0 if queries is None else queries.values.shape[0]
-    programs = _tiles(key_count) + _tiles(query_count)
-    if not programs:
-        return
     overlaps = not interpreting() and overlaps_launches(device_index(keys.values.device))
     options = {"launch_pdl": True} if overlaps else {}
-    quantize_write_kernel[(programs,)](
+    quantize_write_kernel[(_programs(keys, queries),)](
         keys.values,
         keys.places,
         _blocks(keys.codes),
@@ -53,8 +56,8 @@ def run_kernel(keys: Rows, queries: Rows | None) -> None:
         query.places,
         _blocks(query.codes),
         query.scales,
-        key_count,
-        query_count,
+        keys.values.shape[0],
+        0 if queries is None else queries.values.shape[0],
         _vectors(keys.values),
         _vectors(query.values),
         _vectors(keys.codes),
@@ -69,8 +72,12 @@ def run_kernel(keys: Rows, queries: Rows | None) -> None:
     )
 
 
-def _tiles(count: int) -> int:
-    return -(-count // _ROWS_PER_PROGRAM)
+def _programs(keys: Rows, queries: Rows | None) -> int:
+    return sum(
+        -(-rows.values.shape[0] // _ROWS_PER_PROGRAM)
+        for rows in (keys, queries)
+        if rows is not None
+    )
 
 
 def _blocks(codes: torch.Tensor) -> torch.Tensor:

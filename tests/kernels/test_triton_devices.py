@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sdsa_kernels import triton_launch, triton_scores
+from sdsa_kernels import triton_launch, triton_scores, triton_write
+from sdsa_kernels.quantize_write import Rows
 
 CAPABILITIES = {0: (7, 5), 1: (8, 0), 2: (9, 0), 3: (10, 0)}
 
@@ -44,3 +45,12 @@ def test_importing_asks_no_device() -> None:
     script = "import torch, sdsa_kernels.triton_scores; print(torch.cuda.is_initialized())"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert answer.stdout.strip() == "False", answer.stderr
+
+
+def test_a_call_without_rows_is_no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing is compiled by it: a first call with rows, in a capture, must still be refused.
+    monkeypatch.setattr(triton_write, "_warm", set())
+    none = torch.empty(0, 128, dtype=torch.bfloat16)
+    codes, scales = torch.empty(1, 64, 64, dtype=torch.uint8), torch.empty(1, 64, 8).byte()
+    triton_write.launch(Rows(none, torch.empty(0, dtype=torch.int64), codes, scales), None)
+    assert triton_write._warm == set()
