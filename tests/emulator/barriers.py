@@ -56,7 +56,7 @@ class NamedBarrier:
                 f"barrier {self._number}: {threads} threads, where others said {self.expected}"
             )
         generation = self.generation
-        told = self._cta.races.release(warp.index)
+        told = self._cta.races.release(warp, lanes)
         self._clocks[generation] = np.maximum(self._clocks.get(generation, told), told)
         if votes is not None:
             self._votes += votes[lanes].tolist()
@@ -65,9 +65,9 @@ class NamedBarrier:
         self.update()
         return generation
 
-    def acquire(self, warp: Warp, generation: int) -> None:
-        """A warp has waited for a generation."""
-        self._cta.races.acquire(warp.index, self._clocks[generation])
+    def acquire(self, warp: Warp, lanes: np.ndarray, generation: int) -> None:
+        """Lanes have waited for a generation."""
+        self._cta.races.acquire(warp, lanes, self._clocks[generation])
 
     def update(self) -> None:
         """Count warps of which all lanes are here, and complete the barrier if it is."""
@@ -155,19 +155,24 @@ def compile_bar_sync(op: Decoder) -> Closure:
     def run(warp: Warp, mask: Mask) -> Wait:
         barrier = operands.barrier(warp, mask)
         threads = operands.threads(warp, mask)
-        generation = barrier.arrive(warp, warp.lanes(mask), threads, None)
-        return _wait_for(warp, barrier, generation)
+        lanes = warp.lanes(mask)
+        generation = barrier.arrive(warp, lanes, threads, None)
+        return _wait_for(warp, lanes, barrier, generation)
 
     return _take_alignment(op, run)
 
 
 def _wait_for(
-    warp: Warp, barrier: NamedBarrier, generation: int, deliver: Callable[[], None] | None = None
+    warp: Warp,
+    lanes: np.ndarray,
+    barrier: NamedBarrier,
+    generation: int,
+    deliver: Callable[[], None] | None = None,
 ) -> Wait:
     """Wait for a generation of a barrier; then learn what the others did, and take results."""
 
     def finish() -> None:
-        barrier.acquire(warp, generation)
+        barrier.acquire(warp, lanes, generation)
         if deliver is not None:
             deliver()
 
@@ -211,7 +216,7 @@ def compile_bar_red(op: Decoder) -> Closure:
             value = {"popc": votes, "and": votes == barrier.voters, "or": votes > 0}[operation]
             warp.slots[result][lanes] = value
 
-        return _wait_for(warp, barrier, generation, deliver)
+        return _wait_for(warp, lanes, barrier, generation, deliver)
 
     return _take_alignment(op, run)
 
@@ -234,7 +239,7 @@ def compile_bar_warp_sync(op: Decoder) -> Closure:
 
     def run_converged(warp: Warp, mask: Mask) -> Any:
         if mask is None and warp.slots[members].tobytes() == fast:
-            warp.cta.races.release(warp.index)
+            warp.cta.races.synchronize(warp, warp.lanes(mask))
             return None
         return run(warp, mask)
 
@@ -249,14 +254,14 @@ def _meet(warp: Warp, group: np.ndarray, value: int) -> Wait | None:
     meeting = warp.meetings.setdefault(value, Meeting())
     meeting.arrived |= group
     if meeting.complete(warp, named):
-        warp.cta.races.release(warp.index)
+        warp.cta.races.synchronize(warp, named)
         del warp.meetings[value]
         return None
 
     def forget() -> None:
         # Whoever comes next with this mask meets anew, even where lanes that ended completed it.
         if warp.meetings.get(value) is meeting:
-            warp.cta.races.release(warp.index)
+            warp.cta.races.synchronize(warp, named)
             del warp.meetings[value]
 
     why = f"waits for lanes of {value:#x} at a barrier"
@@ -272,12 +277,12 @@ class ClusterBarrier:
         self._arrived = [np.zeros(32, bool) for _ in cta.warps]
         self._arrival_phase = [np.full(32, -1) for _ in cta.warps]
         self._waited = [np.ones(32, bool) for _ in cta.warps]
-        self._clock = cta.races.clock(0) * 0
+        self._clock = cta.races.no_clock()
 
     def arrive(self, warp: Warp, lanes: np.ndarray, releases: bool) -> None:
         """Lanes arrive."""
         if releases:
-            np.maximum(self._clock, self._cta.races.release(warp.index), out=self._clock)
+            np.maximum(self._clock, self._cta.races.release(warp, lanes), out=self._clock)
         if (lanes & ~self._waited[warp.index]).any():
             raise PhaseError("barrier.cluster.arrive twice, with no wait between")
         self._arrived[warp.index] |= lanes
@@ -305,7 +310,7 @@ class ClusterBarrier:
         phase = int(self._arrival_phase[warp.index][lanes].max())
 
         def acquire() -> None:
-            self._cta.races.acquire(warp.index, self._clock)
+            self._cta.races.acquire(warp, lanes, self._clock)
 
         why = "waits at the barrier of the cluster"
         return Wait(lambda: self.phase > phase, False, why, acquire)
@@ -372,7 +377,7 @@ def compile_fence_proxy_async(op: Decoder) -> Closure:
         if space in ("global", "all"):
             cta.launch.memory.proxy_fence()
         if space != "global":
-            cta.races.fence_proxies(warp.index)
+            cta.races.fence_proxies(warp, warp.lanes(mask))
             cta.extension(MBarriers).fence()
 
     return run

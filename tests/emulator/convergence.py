@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .execution import Warp
 
 _ALL_MEMBERS = b"\xff" * 128
+EACH_LANE = np.eye(32, dtype=bool)  # row i: lane i alone
 _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 
 

@@ -66,7 +66,7 @@ class AsyncOperation:
     must_finish: bool = True
     after: Sequence[AsyncOperation] = ()
     done: bool = False
-    clock: np.ndarray | None = None  # of the warp that started it (see race_detector)
+    clock: np.ndarray | None = None  # of the lanes that started it (see race_detector)
     place: str = ""  # the instruction that started it, for messages
     remaining: list[Callable[[], None]] = field(default_factory=list)
 
@@ -159,12 +159,9 @@ class Warp:
         self.instructions = 0
         self.meetings: dict[int, Any] = {}  # of bar.warp.sync, by member mask
 
-    def only_lane(self) -> int | None:
-        """The lane that executes the current instruction, where it is one."""
-        mask = self.fragment.mask if self.guarded is None else self.guarded
-        if mask is None or np.count_nonzero(mask) != 1:
-            return None
-        return int(mask.argmax())
+    def executing_lanes(self) -> np.ndarray:
+        """The lanes that execute the current instruction, bool [32]."""
+        return self.lanes(self.fragment.mask if self.guarded is None else self.guarded)
 
     def lanes(self, mask: Mask) -> np.ndarray:
         """A mask as bool [32]."""
@@ -213,7 +210,6 @@ class Warp:
         code, counts = launch.program.code, launch.counts
         stops, ceiling = self._limits(fragment, lowest_first)
         self.fragment = fragment
-        self.cta.races.actor = self.index
         fragment.polled_at = -1
         pc, mask = fragment.pc, fragment.mask
         left = limit
@@ -367,7 +363,7 @@ class Cta:
         """
         if warp is not None:
             operation.place = f"started by warp {warp.index}"
-            operation.clock = self.races.clock(warp.index)
+            operation.clock = self.races.clock(warp, warp.executing_lanes())
         operation.begin()
         if warp is not None:
             self._note_accesses(operation, warp)
@@ -380,13 +376,13 @@ class Cta:
         """
         if not operation.async_proxy:
             return
-        lane = warp.only_lane()
+        lanes = warp.executing_lanes()
         for where in operation.reads:
             if where.region is self.shared:
-                self.races.begin_async_read(warp.index, where.where, lane)
+                self.races.begin_async_read(warp, where.where, lanes)
         for where in operation.writes:
             if where.region is self.shared:
-                self.races.begin_async_write(warp.index, where.where, lane)
+                self.races.begin_async_write(warp, where.where, lanes)
 
     def eligible(self) -> list[AsyncOperation]:
         """Pending operations that may take a step."""

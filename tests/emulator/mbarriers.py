@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .address_spaces import SHARED_WINDOW, WINDOW_BYTES
+from .convergence import EACH_LANE
 from .errors import MissingProxyFence, OutOfBounds, PhaseError
 from .outcomes import YIELD, Signal, Wait
 from .ptx_syntax import Sink
@@ -40,7 +41,7 @@ class MBarrier:
         self.pending = count
         self.transactions = 0
         self._seen_complete = -1  # the last phase that a wait has found complete
-        self._released = cta.races.clock(0) * 0  # what those who arrived know
+        self._released = cta.races.no_clock()  # what those who arrived know
         self._fenced = False
 
     def arrive(
@@ -49,9 +50,9 @@ class MBarrier:
         *,
         may_complete: bool = True,
         drop: bool = False,
-        releases: bool = True,
+        told: np.ndarray | None = None,
     ) -> None:
-        """An arrive-on operation of the warp, or the asynchronous operation, that is running.
+        """An arrive-on operation, of a thread that releases `told` or a running operation (None).
 
         Raises
         ------
@@ -69,8 +70,7 @@ class MBarrier:
                 f"{self.name}: {count} arrivals in phase {self.phase}, which still expects"
                 f" {self.pending} of {self.expected}"
             )
-        if releases:
-            self._release()
+        self._release(told)
         if drop:
             self.expected -= count
         self.pending -= count
@@ -78,12 +78,13 @@ class MBarrier:
         if not may_complete and self.pending == self.expected:
             raise PhaseError(f"{self.name}: an arrival with .noComplete completes the phase")
 
-    def _release(self) -> None:
-        np.maximum(self._released, self._cta.races.release(), out=self._released)
+    def _release(self, told: np.ndarray | None) -> None:
+        told = self._cta.races.operation_clock if told is None else told
+        np.maximum(self._released, told, out=self._released)
 
-    def acquire(self, warp: Warp) -> None:
-        """A warp has seen a phase complete: what those who arrived did is known to it."""
-        self._cta.races.acquire(warp.index, self._released)
+    def acquire(self, warp: Warp, lanes: np.ndarray) -> None:
+        """Lanes have seen a phase complete: what those who arrived did is known to them."""
+        self._cta.races.acquire(warp, lanes, self._released)
 
     def expect_arrival(self) -> None:
         """One more pending arrival in this phase (`cp.async.mbarrier.arrive` without `.noinc`)."""
@@ -95,9 +96,9 @@ class MBarrier:
         """An expect-tx operation; the count is mostly of bytes."""
         self._change_transactions(count)
 
-    def complete_transactions(self, count: int) -> None:
-        """A complete-tx operation."""
-        self._release()
+    def complete_transactions(self, count: int, told: np.ndarray | None = None) -> None:
+        """A complete-tx operation; `told` as in `arrive`."""
+        self._release(told)
         self._change_transactions(-count)
         self._complete_phase()
 
@@ -306,7 +307,7 @@ def compile_transactions(op: Decoder) -> Closure:
             if expects:
                 barrier.expect_transactions(transactions)
             else:
-                barrier.complete_transactions(transactions)
+                barrier.complete_transactions(transactions, warp.cta.races.no_clock())
 
     return run
 
@@ -327,13 +328,14 @@ def compile_arrive(op: Decoder) -> Closure:
     def run(warp: Warp, mask: Mask) -> None:
         states = []
         amounts = _active(warp, mask, amount)
-        for barrier, value in zip(where.barriers(warp, mask), amounts, strict=True):
+        races, nothing = warp.cta.races, warp.cta.races.no_clock()
+        lanes = np.flatnonzero(warp.lanes(mask))
+        for barrier, value, lane in zip(where.barriers(warp, mask), amounts, lanes, strict=True):
             states.append(barrier.state)
             if expects:
                 barrier.expect_transactions(value)
-            barrier.arrive(
-                1 if expects else value, may_complete=may_complete, drop=drop, releases=releases
-            )
+            told = races.release(warp, EACH_LANE[lane]) if releases else nothing
+            barrier.arrive(1 if expects else value, may_complete=may_complete, drop=drop, told=told)
         if result is not None:
             warp.slots[result][warp.lanes(mask)] = states
 
@@ -378,9 +380,12 @@ def compile_wait(op: Decoder) -> Closure:
         complete = [b.is_complete(p) for b, p in zip(barriers, tested, strict=True)]
         warp.slots[result][warp.lanes(mask)] = complete
         if acquires and any(complete):
+            lanes = np.flatnonzero(warp.lanes(mask))
             for barrier, done in set(zip(barriers, complete, strict=True)):
                 if done:
-                    barrier.acquire(warp)
+                    waited = np.zeros(32, bool)
+                    waited[lanes[[each is barrier for each in barriers]]] = True
+                    barrier.acquire(warp, waited)
         if all(complete):
             return None
         return _incomplete(warp, barriers, tested, complete) if blocks else YIELD

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .address_spaces import LOCAL_WINDOW, PARAMETERS, SHARED_WINDOW
+from .convergence import EACH_LANE
 from .errors import DataRace
 from .memory import Region
 from .outcomes import YIELD, Signal
@@ -233,13 +234,14 @@ def note_access(
     `chosen` are the indices, among the active lanes, of those that access it; None for all.
     """
     races = warp.cta.races
-    if strong:
-        for address in set(within.tolist()):
-            races.synchronize_location(warp.index, address)
-        return
     lanes = None if mask is None and chosen is None else np.flatnonzero(warp.lanes(mask))
     if lanes is not None and chosen is not None:
         lanes = lanes[chosen]
+    if strong:
+        each = EACH_LANE if lanes is None else EACH_LANE[lanes]
+        for address, lane in zip(within.tolist(), each, strict=True):
+            races.synchronize_location(warp, lane, address)
+        return
     note = races.write if writes else races.read
     note(warp.index, within, width, lanes)
 

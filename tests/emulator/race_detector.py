@@ -1,16 +1,18 @@
-"""Races of a CTA's warps for shared memory: found by what is ordered, not by what comes out.
+"""Races of a CTA's threads for shared memory: found by what is ordered, not by what comes out.
 
-Every warp counts epochs; a release (an arrival at a barrier) begins a new one. A warp's clock says
-up to which epoch of every warp it has been told of all that these did: an acquire (a wait at a
+Every warp counts epochs; a release (an arrival at a barrier) begins a new one. A clock says up to
+which epoch of every thread somebody has been told of all that it did: an acquire (a wait at a
 barrier that succeeds) takes over the clocks that were released there. Two accesses of the same byte
-by two warps, at least one of them a write, are a race unless the later one's warp knew of the
+by two threads, at least one of them a write, are a race unless the later one's thread knew of the
 earlier one ("Causality Order" and "Conflict and Data-races", PTX ISA 8.7 and 8.9.5).
 
-Lanes of one warp are ordered by its releases and by `bar.warp.sync`: what is true of two warps is
-true of two lanes in the same epoch. This is too generous where one lane arrives for its warp and no
-`bar.warp.sync` precedes: the other lanes' accesses count as released with it.
+Lanes of one warp are threads like any others: what lanes release is what these lanes know, and only
+lanes that wait learn. They tell each other at `bar.warp.sync` and the barriers of the CTA, which
+order memory; shuffles, votes, elections and aligned instructions do not promise to. What all lanes
+of a warp know is kept once, in its row of clocks; what a lane knows beyond that, until the warp is
+next told of it, apart.
 
-Asynchronous operations belong to the warp that started them, at that time; `cp.async` to lanes.
+Asynchronous operations belong to the lanes that started them, at that time; `cp.async` to lanes.
 Atomic and other strong accesses order what their threads did before and after, each location by
 itself.
 """
@@ -21,102 +23,151 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .convergence import bits_of
 from .errors import DataRace
 from .memory import GENERIC
 
 if TYPE_CHECKING:
-    from .execution import Cta
-    from .memory import Region
+    from .execution import Cta, Warp
 
-_SEVERAL = 255  # lanes have read a byte
-_LANES = np.arange(32, dtype=np.uint8)
+_WARP = 32
+_LANES = np.arange(_WARP)
+_BITS = np.uint32(1) << np.arange(_WARP, dtype=np.uint32)
 _SHIFTS = {1 << shift: np.uint64(shift) for shift in range(6)}
 
 
 class RaceDetector:
     """The clocks of a CTA and, per byte of shared memory, who touched it last.
 
+    Lanes are bool [32], clocks uint32 [threads].
+
     Attributes
     ----------
-    actor : int or None
-        The warp that is running; None while an asynchronous operation is.
+    operation_clock : numpy array
+        Of the start of the asynchronous operation that is running.
     """
 
     def __init__(self, cta: Cta) -> None:
         self._shared = cta.shared
-        count = -(-int(np.prod(cta.launch.block)) // 32)
+        count = -(-int(np.prod(cta.launch.block)) // _WARP)
         self._warps = count
-        # Row w: what warp w knows of; everybody is in epoch 1 and knows of epoch 0.
-        self._clocks = np.zeros((count, count), np.int64)
-        np.fill_diagonal(self._clocks, 1)
+        self._threads = count * _WARP
+        self._epochs = [1] * count
+        # Row w: what all lanes of warp w know; and per other warp its least known lane.
+        self._common = np.zeros((count, self._threads), np.uint32)
+        self._floors = np.zeros((count, count), np.uint32)
+        self._beyond: list[dict[int, np.ndarray]] = [{} for _ in range(count)]
         size = len(cta.shared.storage)
-        # The last write of each byte: epoch x warps + warp, and the lane; 0 is long ago.
+        # The last write of each byte: epoch x threads + thread; 0 is long ago.
         self._writes = np.zeros(size, np.uint32)
-        self._lanes = np.zeros(size, np.uint8)
-        # The epoch of each warp's last read of each byte, and the lane or `_SEVERAL`.
+        # The epoch of each warp's last reads of each byte, and the lanes as bits.
         self._reads = np.zeros((count, size), np.uint32)
-        self._read_lanes = np.zeros((count, size), np.uint8)
+        self._readers = np.zeros((count, size), np.uint32)
+        # Earlier reads that the last ones do not imply: warp, epoch, lanes; by byte.
+        self._earlier: dict[int, list[tuple[int, int, int]]] = {}
         self._locations: dict[int, np.ndarray] = {}
-        self.actor: int | None = None
-        self._operation_clock = np.zeros(count, np.int64)
+        self.operation_clock = self.no_clock()
+
+    def no_clock(self) -> np.ndarray:
+        """The clock of who knows nothing."""
+        return np.zeros(self._threads, np.uint32)
 
     def run_operation(self, clock: np.ndarray | None) -> None:
         """An asynchronous operation takes a step; `clock` is of its start."""
-        self.actor = None
         if clock is not None:
-            self._operation_clock = clock
+            self.operation_clock = clock
 
-    def clock(self, warp: int) -> np.ndarray:
-        """A copy of what a warp knows, for an operation that it starts."""
-        copy: np.ndarray = self._clocks[warp].copy()
-        return copy
+    def clock(self, warp: Warp, lanes: np.ndarray) -> np.ndarray:
+        """What some lanes of a warp know together; a copy."""
+        index = warp.index
+        known: np.ndarray = self._common[index].copy()
+        for lane, clock in self._beyond[index].items():
+            if lanes[lane]:
+                np.maximum(known, clock, out=known)
+        known[index * _WARP : (index + 1) * _WARP][lanes] = self._epochs[index]
+        return known
 
-    def release(self, warp: int | None = None) -> np.ndarray:
-        """What a warp, or whoever is running, tells at a barrier."""
-        warp = self.actor if warp is None else warp
-        if warp is None:
-            return self._operation_clock
-        told = self.clock(warp)
-        self._clocks[warp, warp] += 1
+    def release(self, warp: Warp, lanes: np.ndarray) -> np.ndarray:
+        """What some lanes tell at a barrier."""
+        told = self.clock(warp, lanes)
+        self._epochs[warp.index] += 1
         return told
 
-    def acquire(self, warp: int, clock: np.ndarray) -> None:
-        """A warp learns what was told at a barrier; its lanes know of each other, too."""
-        np.maximum(self._clocks[warp], clock, out=self._clocks[warp])
-        self._clocks[warp, warp] += 1
+    def acquire(self, warp: Warp, lanes: np.ndarray, clock: np.ndarray) -> None:
+        """Some lanes learn what was told at a barrier."""
+        common = self._common[warp.index]
+        if not (warp.live & ~lanes).any():
+            np.maximum(common, clock, out=common)
+            self._floors[warp.index] = common.reshape(-1, _WARP).min(1)
+        elif (clock > common).any():
+            beyond = self._beyond[warp.index]
+            for lane in np.flatnonzero(lanes).tolist():
+                beyond[lane] = np.maximum(beyond.get(lane, common), clock)
 
-    def synchronize_location(self, warp: int, address: int) -> None:
+    def synchronize(self, warp: Warp, lanes: np.ndarray) -> None:
+        """Lanes of a warp meet: each learns what the others know."""
+        self.acquire(warp, lanes, self.release(warp, lanes))
+        if not (warp.live & ~lanes).any():
+            self._beyond[warp.index].clear()
+
+    def synchronize_location(self, warp: Warp, lanes: np.ndarray, address: int) -> None:
         """A strong access: learn what was told at the location, and tell there."""
         told = self._locations.get(address)
         if told is not None:
-            self.acquire(warp, told)
-        self._locations[address] = self.release(warp)
+            self.acquire(warp, lanes, told)
+        self._locations[address] = self.release(warp, lanes)
 
     def read(self, warp: int, addresses: np.ndarray, width: int, lanes: np.ndarray | None) -> None:
-        """A warp reads `width` bytes at each address (uint64, aligned); its lanes, None for all.
+        """A warp reads `width` bytes at each address (uint64, aligned).
+
+        `lanes` are the numbers of those that read, one for each address; None for all in order.
 
         Raises
         ------
         DataRace
         """
         rows = (addresses >> _SHIFTS[width]).view(np.int64)
+        lanes = _LANES if lanes is None else lanes
         writes = self._writes.reshape(-1, width).take(rows, 0)
         if writes.any():
-            self._check_writes(warp, writes, rows, width, lanes, "reads")
-        self._note_read(warp, rows, width, _LANES if lanes is None else lanes)
+            self._check_writes(warp, writes, rows, lanes, "reads")
+        self._note_read(warp, rows, width, lanes)
 
     def _note_read(self, warp: int, rows: np.ndarray, width: int, lanes: np.ndarray) -> None:
-        own = self._clocks[warp, warp]
         epochs = self._reads[warp].reshape(-1, width)
-        readers = self._read_lanes[warp].reshape(-1, width)
-        mine = lanes.astype(np.uint8)[:, None]
-        others = (epochs[rows] == own) & (readers[rows] != mine)
-        epochs[rows] = own
-        readers[rows] = np.where(others, np.uint8(_SEVERAL), mine)
+        readers = self._readers[warp].reshape(-1, width)
+        before, mine = epochs[rows], _BITS[lanes][:, None]
+        recent = before > self._floors[warp, warp]
+        if recent.any():
+            places = rows[:, None] * width + np.arange(width)
+            lasting = self._keep_readers(warp, places, before, readers[rows], mine, recent)
+        else:
+            lasting = np.uint32(0)
+        epochs[rows] = self._epochs[warp]
+        readers[rows] = lasting | mine
         # Lanes that read the same bytes have overwritten each other.
-        shared = readers[rows] != mine
-        if shared.any():
-            readers[rows] = np.where(shared, np.uint8(_SEVERAL), readers[rows])
+        if not (readers[rows] & mine).all():
+            readers[rows] = lasting | ((rows[:, None] == rows) @ _BITS[lanes])[:, None]
+
+    def _keep_readers(
+        self,
+        warp: int,
+        places: np.ndarray,
+        before: np.ndarray,
+        sets: np.ndarray,
+        mine: np.ndarray | np.uint32,
+        recent: np.ndarray,
+    ) -> np.ndarray:
+        """The readers so far of the current epoch; remembers others that new ones do not imply."""
+        fresh = before == self._epochs[warp]
+        others = sets & ~mine
+        lost = recent & ~fresh & (others != 0)
+        if lost.any():
+            for place, epoch, lanes in zip(
+                places[lost].tolist(), before[lost].tolist(), others[lost].tolist(), strict=True
+            ):
+                self._earlier.setdefault(place, []).append((warp, epoch, lanes))
+        return np.where(fresh, sets, np.uint32(0))
 
     def write(self, warp: int, addresses: np.ndarray, width: int, lanes: np.ndarray | None) -> None:
         """A warp writes; as `read`.
@@ -126,123 +177,166 @@ class RaceDetector:
         DataRace
         """
         rows = (addresses >> _SHIFTS[width]).view(np.int64)
+        lanes = _LANES if lanes is None else lanes
         writes = self._writes.reshape(-1, width).take(rows, 0)
         if writes.any():
-            self._check_writes(warp, writes, rows, width, lanes, "overwrites")
+            self._check_writes(warp, writes, rows, lanes, "overwrites")
         reads = self._reads.reshape(self._warps, -1, width)[:, rows]
-        self._check_reads(warp, reads, addresses)
-        own = int(self._clocks[warp, warp])
-        mine = (_LANES if lanes is None else lanes).astype(np.uint8)[:, None]
-        readers = self._read_lanes[warp].reshape(-1, width)[rows]
-        foreign = (reads[warp] == own) & (readers != mine)
-        if foreign.any():
-            index = int(np.argwhere(foreign)[0][0])
-            self._raise_lane(warp, int(mine[index, 0]), int(addresses[index]), "overwrites", "read")
-        self._writes.reshape(-1, width)[rows] = own * self._warps + warp
-        self._lanes.reshape(-1, width)[rows] = mine
+        unknown = reads > self._floors[warp][:, None, None]
+        if unknown.any():
+            self._check_reads(warp, reads, unknown, rows, lanes)
+        if self._earlier:
+            for row, lane in zip(rows.tolist(), lanes.tolist(), strict=True):
+                known = self._lane_clock(warp, lane)
+                self._check_earlier(warp, range(row * width, (row + 1) * width), known)
+        thread = (warp * _WARP + lanes).astype(np.uint32)
+        self._writes.reshape(-1, width)[rows] = (self._epochs[warp] * self._threads + thread)[
+            :, None
+        ]
+
+    def _lane_clock(self, warp: int, lane: int) -> np.ndarray:
+        known: np.ndarray = self._beyond[warp].get(lane, self._common[warp]).copy()
+        np.maximum(known, self._common[warp], out=known)
+        known[warp * _WARP + lane] = self._epochs[warp]
+        return known
 
     def _check_writes(
+        self, warp: int, writes: np.ndarray, rows: np.ndarray, lanes: np.ndarray, does: str
+    ) -> None:
+        """Insist that lanes know of the last writes of some bytes, [n, width]."""
+        who, epochs = writes % self._threads, writes // self._threads
+        unknown = epochs > self._common[warp].take(who)
+        if not unknown.any():
+            return
+        unknown &= who != (warp * _WARP + lanes)[:, None]
+        for lane, clock in self._beyond[warp].items():
+            mine = lanes == lane
+            unknown[mine] &= epochs[mine] > clock.take(who[mine])
+        if unknown.any():
+            index, byte = np.argwhere(unknown)[0]
+            address = int(rows[index]) * writes.shape[1]
+            self._raise(warp, int(who[index, byte]), address, does, "wrote")
+
+    def _check_reads(
         self,
         warp: int,
-        writes: np.ndarray,
+        reads: np.ndarray,
+        unknown: np.ndarray,
         rows: np.ndarray,
-        width: int,
-        lanes: np.ndarray | None,
-        does: str,
+        lanes: np.ndarray,
     ) -> None:
-        """Insist that a warp knows of the last writes of some bytes, [n, width]."""
-        who, epochs = writes % self._warps, writes // self._warps
-        unknown = epochs > self._clocks[warp].take(who)
-        if unknown.any():
-            place = np.argwhere(unknown)[0]
-            self._raise(warp, int(who[tuple(place)]), rows[place[0]] * width, does, "wrote")
-        fresh = writes == self._clocks[warp, warp] * self._warps + warp
-        if fresh.any():
-            mine = (_LANES if lanes is None else lanes)[:, None]
-            foreign = fresh & (self._lanes.reshape(-1, width)[rows] != mine)
-            if foreign.any():
-                index = int(np.argwhere(foreign)[0][0])
-                self._raise_lane(warp, int(mine[index, 0]), int(rows[index]) * width, does, "wrote")
+        """Insist that lanes know of all last reads of some bytes, [warps, n, width]."""
+        width = reads.shape[2]
+        readers = self._readers.reshape(self._warps, -1, width)[:, rows]
+        alone = (readers[warp] == _BITS[lanes][:, None]) & (reads[warp] > 0)
+        unknown[warp] &= ~alone
+        if not unknown.any():
+            return
+        others, indices, _ = unknown.nonzero()
+        late = reads[unknown][:, None] > self._common[warp].reshape(-1, _WARP)[others]
+        late &= (readers[unknown][:, None] & _BITS) != 0
+        late[(others == warp)[:, None] & (lanes[indices][:, None] == _LANES)] = False
+        for lane, clock in self._beyond[warp].items():
+            mine = lanes[indices] == lane
+            late[mine] &= reads[unknown][mine][:, None] > clock.reshape(-1, _WARP)[others[mine]]
+        if late.any():
+            entry, reader = np.argwhere(late)[0]
+            address = int(rows[indices[entry]]) * width
+            self._raise(
+                warp, int(others[entry]) * _WARP + int(reader), address, "overwrites", "read"
+            )
 
-    def _check_reads(self, warp: int, reads: np.ndarray, addresses: np.ndarray) -> None:
-        """Insist that a warp knows of all last reads of some bytes, [warps, n, width]."""
-        unknown = reads > self._clocks[warp][:, None, None]
-        if unknown.any():
-            other, index, _ = np.argwhere(unknown)[0]
-            self._raise(warp, int(other), addresses[index], "overwrites", "read")
+    def _check_earlier(self, warp: int, places: range | list[int], known: np.ndarray) -> None:
+        """Insist that somebody who writes bytes knows of their earlier reads; forget these."""
+        for place in [place for place in self._earlier if place in places]:
+            for other, epoch, lanes in self._earlier[place]:
+                reader = self._late_reader(other, epoch, lanes, known)
+                if reader is not None:
+                    self._raise(warp, reader, self._shared.origin + place, "overwrites", "read")
+            del self._earlier[place]
 
-    def _raise(self, warp: int, other: int, address: int, does: str, did: str) -> None:
+    def _late_reader(self, warp: int, epoch: int, lanes: int, known: np.ndarray) -> int | None:
+        """A thread, of those lanes of a warp that read in an epoch, whose read is not known."""
+        late = (known[warp * _WARP : (warp + 1) * _WARP] < epoch) & ((_BITS & np.uint32(lanes)) > 0)
+        return warp * _WARP + int(late.argmax()) if late.any() else None
+
+    def _raise(self, warp: int, thread: int, address: int, does: str, did: str) -> None:
+        other, lane = divmod(thread, _WARP)
+        missing = (
+            " with no bar.warp.sync since" if other == warp else ", and nothing orders the two"
+        )
         raise DataRace(
-            f"warp {warp} {does} shared offset {int(address):#x}, which warp {other} {did},"
-            " and nothing orders the two"
+            f"warp {warp} {does} shared offset {address:#x}, which lane {lane} of warp {other}"
+            f" {did}{missing}"
         )
 
-    def _raise_lane(self, warp: int, lane: int, address: int, does: str, did: str) -> None:
-        raise DataRace(
-            f"lane {lane} of warp {warp} {does} shared offset {address:#x}, which another lane"
-            f" {did} with no bar.warp.sync since"
-        )
-
-    def begin_async_read(self, warp: int, where: slice | np.ndarray, lane: int | None) -> None:
-        """A warp starts an operation that reads bytes (by index of the storage).
-
-        `lane` is the one that starts it, where it is one.
+    def begin_async_read(self, warp: Warp, where: slice | np.ndarray, lanes: np.ndarray) -> None:
+        """Lanes of a warp start an operation that reads bytes (by index of the storage).
 
         Raises
         ------
         DataRace
         """
-        self._check_known(warp, where, lane, "starts an operation that reads")
-        self._reads[warp][where] = self._clocks[warp, warp]
-        self._read_lanes[warp][where] = _SEVERAL if lane is None else lane
+        self._check_known(warp, where, self.clock(warp, lanes), "starts an operation that reads")
+        index, mine = warp.index, np.uint32(bits_of(lanes))
+        before, sets = self._reads[index][where], self._readers[index][where]
+        recent = before > self._floors[index, index]
+        lasting: np.ndarray | np.uint32 = np.uint32(0)
+        if recent.any():
+            places = _places(where)
+            lasting = self._keep_readers(index, places, before, sets, mine, recent)
+        self._reads[index][where] = self._epochs[index]
+        self._readers[index][where] = lasting | mine
 
-    def begin_async_write(self, warp: int, where: slice | np.ndarray, lane: int | None) -> None:
-        """A warp starts an operation that writes bytes.
+    def begin_async_write(self, warp: Warp, where: slice | np.ndarray, lanes: np.ndarray) -> None:
+        """Lanes of a warp start an operation that writes bytes.
 
         Raises
         ------
         DataRace
         """
-        self._check_known(warp, where, lane, "starts an operation that overwrites")
-        own = self._clocks[warp, warp]
-        if lane is not None:
-            foreign = (self._reads[warp][where] == own) & (self._read_lanes[warp][where] != lane)
-            if foreign.any():
-                address = _address(self._shared, where, int(np.flatnonzero(foreign)[0]))
-                self._raise_lane(warp, lane, address, "starts an operation that overwrites", "read")
+        does = "starts an operation that overwrites"
+        known = self.clock(warp, lanes)
+        self._check_known(warp, where, known, does)
         for other in range(self._warps):
-            if (self._reads[other][where] > self._clocks[warp, other]).any():
-                first = np.flatnonzero(self._reads[other][where] > self._clocks[warp, other])[0]
-                address = _address(self._shared, where, int(first))
-                self._raise(warp, other, address, "starts an operation that overwrites", "read")
+            epochs = self._reads[other][where]
+            late = epochs > known[other * _WARP : (other + 1) * _WARP].min()
+            readers = self._readers[other][where] if late.any() else epochs
+            while late.any():
+                first = int(late.argmax())
+                epoch, lanes_then = int(epochs[first]), int(readers[first])
+                reader = self._late_reader(other, epoch, lanes_then, known)
+                if reader is not None:
+                    address = self._shared.origin + int(_places(where)[first])
+                    self._raise(warp.index, reader, address, does, "read")
+                late &= (epochs != epoch) | (readers != lanes_then)
+        if self._earlier:
+            at = range(where.start, where.stop) if isinstance(where, slice) else where.tolist()
+            self._check_earlier(warp.index, at, known)
         self._writes[where] = 0
 
     def _check_known(
-        self, warp: int, where: slice | np.ndarray, lane: int | None, does: str
+        self, warp: Warp, where: slice | np.ndarray, known: np.ndarray, does: str
     ) -> None:
         writes = self._writes[where]
-        who, epochs = writes % self._warps, writes // self._warps
-        unknown = epochs > self._clocks[warp].take(who)
+        who, epochs = writes % self._threads, writes // self._threads
+        unknown = epochs > known.take(who)
         if unknown.any():
-            first = int(np.flatnonzero(unknown)[0])
-            self._raise(warp, int(who[first]), _address(self._shared, where, first), does, "wrote")
-        own = self._clocks[warp, warp] * self._warps + warp
-        foreign = (writes == own) & (self._lanes[where] != lane)
-        if lane is not None and foreign.any():
-            first = int(np.flatnonzero(foreign)[0])
-            self._raise_lane(warp, lane, _address(self._shared, where, first), does, "wrote")
+            first = int(unknown.argmax())
+            address = self._shared.origin + int(_places(where)[first])
+            self._raise(warp.index, int(who[first]), address, does, "wrote")
 
-    def fence_proxies(self, warp: int) -> None:
-        """A proxy fence of a warp: it covers the writes that the warp knows of."""
+    def fence_proxies(self, warp: Warp, lanes: np.ndarray) -> None:
+        """A proxy fence of some lanes: it covers the writes that they know of."""
         low, high = self._shared.dirty
         if low < high:
             writes = self._writes[low:high]
-            known = writes // self._warps <= self._clocks[warp].take(writes % self._warps)
+            clock = self.clock(warp, lanes)
+            known = writes // self._threads <= clock.take(writes % self._threads)
             keep = np.where(known, 0xFF ^ GENERIC, 0xFF).astype(np.uint8)
             self._shared.shadow[low:high] &= keep
 
 
-def _address(region: Region, where: slice | np.ndarray, index: int) -> int:
-    """The address of one of some bytes."""
-    at = where.start + index if isinstance(where, slice) else int(where[index])
-    return region.origin + at
+def _places(where: slice | np.ndarray) -> np.ndarray:
+    """Indices of the storage."""
+    return np.arange(where.start, where.stop) if isinstance(where, slice) else where

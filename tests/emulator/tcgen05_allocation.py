@@ -71,7 +71,7 @@ def compile_alloc(op: Decoder) -> Closure:
         warp.cta.shared.store(place, np.array([[address]], np.uint32))
         races = warp.cta.races
         races.write(warp.index, place, 4, _ONE_LANE)
-        races.acquire(warp.index, races.clock(warp.index))  # every lane of the warp has it
+        races.synchronize(warp, warp.lanes(mask))  # every lane of the warp has it
         return None
 
     return aligned(run)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .convergence import EACH_LANE
 from .errors import DivergentExecution, TensorMemoryMisuse
 from .execution import AsyncOperation
 from .tensor_memory import Footprint, TensorMemory
@@ -98,6 +99,7 @@ class TensorCore:
         for footprint in (*operation.reads, *operation.writes):
             self.memory.check_allocated(footprint)
         thread = operation.threads.start
+        operation.clock = self.cta.races.clock(warp, EACH_LANE[operation.threads.start % WARP])
         for earlier in self.order.start(operation):
             self._join(thread, earlier.threads.start)
         self.cta.submit(
@@ -118,7 +120,9 @@ class TensorCore:
         for footprint in cells:
             self.memory.check_allocated(footprint)
         reading, writing = ((), cells) if writes else (cells, ())
-        self.order.start(TensorOperation(kind, threads_of(warp), reading, writing))
+        operation = TensorOperation(kind, threads_of(warp), reading, writing)
+        operation.clock = self.cta.races.clock(warp, warp.lanes(None))
+        self.order.start(operation)
 
     def load(self, lanes: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Bytes of tensor memory for registers, as `TensorMemory.read`.

@@ -8,6 +8,9 @@ are asynchronous: two that touch the same cells, one of them writing, must be or
   pipeline needs `tcgen05.fence::before_thread_sync` after the first operation and
   `tcgen05.fence::after_thread_sync` before the second.
 
+Either way the later one's threads must have been told of the earlier one, at barriers; that is held
+against the clocks of `race_detector`.
+
 Anything else is an error here. Three orders that the ISA does not promise are common in NVIDIA's
 own kernels, so by default they are counted as notes and only refused with `strict`:
 
@@ -20,9 +23,11 @@ own kernels, so by default they are counted as notes and only refused with `stri
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from .errors import EmulationError, InFlightRead, InFlightWrite
+import numpy as np
+
+from .errors import DataRace, EmulationError, InFlightRead, InFlightWrite
 from .tensor_memory import Footprint
 
 
@@ -44,6 +49,8 @@ class TensorOperation:
         Cells.
     pipeline : tuple
         Of an MMA its accumulator and shape: MMAs that agree in it run in order.
+    clock : numpy array
+        What its threads knew when they issued it (see `race_detector`).
     """
 
     kind: str
@@ -51,6 +58,7 @@ class TensorOperation:
     reads: Sequence[Footprint] = ()
     writes: Sequence[Footprint] = ()
     pipeline: tuple[int, ...] = ()
+    clock: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))
     fenced: float = float("inf")  # when its threads fenced it with before_thread_sync
 
     def clash(self, later: "TensorOperation") -> Footprint | None:
@@ -100,6 +108,8 @@ class TensorOrder:
         ------
         InFlightRead, InFlightWrite
             It races with an operation in flight.
+        DataRace
+            Nothing orders it after an operation of another thread, whether in flight or not.
         TensorOrderError
             With `strict`: its order is common but not promised.
         """
@@ -109,11 +119,13 @@ class TensorOrder:
             cells = earlier.clash(operation)
             if cells is not None:
                 self._check_pipeline(earlier, operation, cells)
+                _check_told(earlier, operation)
                 if earlier.threads != operation.threads and earlier.kind != "ld":
                     before.append(earlier)
         for earlier in self._completed.values():
             if earlier.threads != operation.threads and earlier.clash(operation):
                 self._check_fences(earlier, operation)
+                _check_told(earlier, operation)
         self._in_flight.append(operation)
         return before
 
@@ -203,3 +215,13 @@ class TensorOrder:
         if self._strict:
             raise TensorOrderError(f"{what} ({detail})")
         self._notes[what] += 1
+
+
+def _check_told(earlier: TensorOperation, later: TensorOperation) -> None:
+    """Insist that an operation's threads know of an earlier one of all its threads."""
+    for thread in earlier.threads:
+        if later.clock[thread] < earlier.clock[thread]:
+            raise DataRace(
+                f"tcgen05.{later.kind} of thread {later.threads.start} meets tcgen05.{earlier.kind}"
+                f" of thread {thread} in tensor memory, and nothing orders the two"
+            )

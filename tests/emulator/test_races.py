@@ -12,11 +12,11 @@ from emulator.scheduler import POLICIES
 SEEDS = range(len(POLICIES))
 LANES = np.arange(64, dtype=np.uint32)
 START = """
-    .shared .align 16 .b8 box[512]; .shared .align 8 .b64 bar; .reg .pred %p, %first, %low;
-    .reg .b32 %at, %x, %base; .reg .b64 %g;
+    .shared .align 16 .b8 box[512]; .shared .align 8 .b64 bar, two; .reg .pred %p, %first, %low;
+    .reg .b32 %at, %x, %base; .reg .b64 %g, %state;
     setp.eq.u32 %first, %t, 0; setp.lt.u32 %low, %t, 32;
     mov.u32 %base, box; mad.lo.u32 %at, %t, 4, %base;
-    @%first mbarrier.init.shared.b64 [bar], 1;
+    @%first mbarrier.init.shared.b64 [bar], 1; @%first mbarrier.init.shared.b64 [two], 2;
     @%first fence.mbarrier_init.release.cluster;
     st.shared.b32 [%at], %a0; bar.sync 0;
 """
@@ -35,6 +35,64 @@ RACES = {
         @%first mbarrier.arrive.relaxed.cta.shared::cta.b64 _, [bar];
     W:  mbarrier.try_wait.parity.shared::cta.b64 %p, [bar], 0; @!%p bra W;
         ld.shared.b32 %d0, [%base];
+    """,
+    "a lane arrives for others that wrote": """
+        st.shared.b32 [%at], 1;
+        @%first mbarrier.arrive.shared::cta.b64 _, [bar];
+        @%low bra DONE;
+    W:  mbarrier.try_wait.parity.shared::cta.b64 %p, [bar], 0; @!%p bra W;
+        ld.shared.b32 %d0, [%at - 128];
+    DONE:
+    """,
+    "a lane arrives for others that read": """
+        @%low ld.shared.b32 %x, [%at];
+        @%first mbarrier.arrive.shared::cta.b64 _, [bar];
+        @%low bra DONE;
+    W:  mbarrier.try_wait.parity.shared::cta.b64 %p, [bar], 0; @!%p bra W;
+        st.shared.b32 [%at - 128], 1;
+    DONE:
+    """,
+    "a vote is no barrier": """
+        @%low ld.shared.b32 %x, [%at];
+        vote.sync.all.pred %p, %p, -1;
+        @%first mbarrier.arrive.shared::cta.b64 _, [bar];
+        @%low bra DONE;
+    W:  mbarrier.try_wait.parity.shared::cta.b64 %p, [bar], 0; @!%p bra W;
+        st.shared.b32 [%at - 128], 1;
+    DONE:
+    """,
+    "half a warp meets before a lane arrives": """
+        @%low ld.shared.b32 %x, [%at];
+        and.b32 %x, %t, 16; setp.eq.u32 %p, %x, 0;
+        @%p bar.warp.sync 0xffff;
+        @%first mbarrier.arrive.shared::cta.b64 _, [bar];
+        @%low bra DONE;
+    W:  mbarrier.try_wait.parity.shared::cta.b64 %p, [bar], 0; @!%p bra W;
+        st.shared.b32 [%at - 128], 1;
+    DONE:
+    """,
+    "a lane waits for others that read": """
+        .reg .pred %second; setp.eq.u32 %second, %t, 32;
+        @%low st.shared.b32 [%at], 1;
+        @%low bar.warp.sync -1;
+        @%first mbarrier.arrive.shared::cta.b64 _, [bar];
+        @%low bra DONE;
+        @!%second bra READ;
+    W:  mbarrier.try_wait.parity.shared::cta.b64 %p, [bar], 0; @!%p bra W;
+    READ:
+        shfl.sync.idx.b32 %x, %t, 0, 31, -1;
+        ld.shared.b32 %d0, [%at - 128];
+    DONE:
+    """,
+    "a later read of the lane that arrives": """
+        @%low ld.shared.b32 %x, [%base];
+        @%first mbarrier.arrive.noComplete.shared::cta.b64 %state, [two], 1;
+        @%first ld.shared.b32 %x, [%base];
+        @%first mbarrier.arrive.shared::cta.b64 _, [bar];
+        @%low bra DONE;
+    W:  mbarrier.try_wait.parity.shared::cta.b64 %p, [bar], 0; @!%p bra W;
+        setp.eq.u32 %p, %t, 32; @%p st.shared.b32 [%base], 1;
+    DONE:
     """,
     "the wrong warp arrives": """
         st.shared.b32 [%at], 1; setp.eq.u32 %p, %t, 32;
@@ -80,6 +138,43 @@ ORDERED = {
     READ:
         and.b32 %x, %at, 0xffffff7f; ld.shared.b32 %d0, [%x];
     """.replace("and.b32 %x, %at, 0xffffff7f", "and.b32 %x, %t, 31; mad.lo.u32 %x, %x, 4, %base"),
+    "every lane arrives": """
+        .shared .align 8 .b64 all; @%first mbarrier.init.shared.b64 [all], 32; bar.sync 0;
+        @%low ld.shared.b32 %x, [%base];
+        setp.gt.u32 %p, %t, 7; @%p bra LATER;
+        mbarrier.arrive.shared::cta.b64 _, [all]; bra DONE;
+    LATER:
+        @%low ld.shared.b32 %x, [%base];
+        @%low mbarrier.arrive.shared::cta.b64 _, [all];
+        @%low bra DONE;
+    W:  mbarrier.try_wait.parity.shared::cta.b64 %p, [all], 0; @!%p bra W;
+        setp.eq.u32 %p, %t, 32; @%p st.shared.b32 [%base], 1;
+    DONE:
+        mov.u32 %d0, 1;
+    """,
+    "a lane waits, then the warp meets": """
+        @%low st.shared.b32 [%at], 1;
+        @%low bar.warp.sync -1;
+        @%first mbarrier.arrive.shared::cta.b64 _, [bar];
+        @%low bra DONE;
+        setp.ne.u32 %p, %t, 32; @%p bra READ;
+    W:  mbarrier.try_wait.parity.shared::cta.b64 %p, [bar], 0; @!%p bra W;
+    READ:
+        bar.warp.sync -1;
+        ld.shared.b32 %d0, [%at - 128];
+    DONE:
+        mov.u32 %d0, 1;
+    """,
+    "a lane by itself": """
+        @%first ld.shared.b32 %x, [%at]; @%first st.shared.b32 [%at], 1;
+        @%first ld.shared.b32 %x, [%at];
+        @%first mbarrier.arrive.shared::cta.b64 _, [bar];
+        @%low bra DONE;
+    W:  mbarrier.try_wait.parity.shared::cta.b64 %p, [bar], 0; @!%p bra W;
+        setp.eq.u32 %p, %t, 32; @%p st.shared.b32 [%base], 1;
+    DONE:
+        mov.u32 %d0, 1;
+    """,
     "atomics": "atom.shared.add.u32 %d0, [%base], 1;",
     "a flag": """
         .shared .b32 flag; st.volatile.shared.b32 [flag], 0; bar.sync 0;

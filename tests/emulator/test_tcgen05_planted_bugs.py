@@ -71,6 +71,10 @@ def _without(name: str, *calls: int) -> Plant:
     return lambda patch: _replace(patch, name, make)
 
 
+def _without_warp_barriers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(kernel.cute.arch, "sync_warp", lambda *_: None)
+
+
 def _wrong_phase(right: Callable[..., None], barriers: Any, slot: Slot) -> None:
     right(barriers, slot._replace(parity=slot.parity ^ 1))
 
@@ -140,6 +144,7 @@ BUGS: dict[str, Plant] = {
     "no-fence-after-the-barrier": _without("fence_after_thread_sync"),
     "no-arrival-after-copies": _without("barrier_arrive_after_copies"),
     "no-commit": _without("commit_to_barrier", 0),
+    "no-warp-barrier-before-the-arrival": _without_warp_barriers,
     "no-arrival-of-the-stores": _without("barrier_arrive"),
     "tensor-memory-is-kept": _without("free_tensor_memory"),
     "too-few-bytes-expected": _instead("barrier_expect", _fewer_bytes),
