@@ -9,7 +9,7 @@ import numpy as np
 
 from .errors import DivergentExecution
 from .outcomes import Scatter, Wait
-from .registry import Closure, Mask
+from .registry import Closure, Decoder, Mask
 
 if TYPE_CHECKING:
     from .execution import Warp
@@ -45,6 +45,12 @@ def aligned(closure: Closure) -> Closure:
         return _gather(warp, mask, together, "all lanes of the warp")
 
     return run
+
+
+def require_full_warp(op: Decoder, mask: Mask) -> None:
+    """Refuse a warp in which some lanes have ended, or never were."""
+    if mask is not None:
+        raise op.unsupported("a warp of fewer than 32 lanes")
 
 
 def synchronized(closure: Closure, members: int) -> Closure:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .convergence import aligned
+from .convergence import aligned, require_full_warp
 from .memory_instructions import Resolver, note_access, space_of
 from .outcomes import Wait
 from .registry import Closure, Decoder, Mask, instruction
@@ -34,11 +34,6 @@ def _take_shape(op: Decoder) -> tuple[int, bool]:
     return count, transposed
 
 
-def _check_full(op: Decoder, mask: Mask) -> None:
-    if mask is not None:
-        raise op.unsupported("a warp of fewer than 32 lanes")
-
-
 @instruction("ldmatrix")
 def compile_ldmatrix(op: Decoder) -> Closure:
     op.expect_operands(2)
@@ -51,7 +46,7 @@ def compile_ldmatrix(op: Decoder) -> Closure:
     results = [op.destination(e, np.uint32) for e in elements]
 
     def run(warp: Warp, mask: Mask) -> Wait | None:
-        _check_full(op, mask)
+        require_full_warp(op, mask)
         # The lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i.
         addresses = address.evaluate(warp, None)[: _ROWS * count]
         ((region, within, _),) = resolver.pieces(warp, addresses, _lanes(_ROWS * count))
@@ -79,7 +74,7 @@ def compile_stmatrix(op: Decoder) -> Closure:
     sources = [op.source(e, np.uint32) for e in elements]
 
     def run(warp: Warp, mask: Mask) -> None:
-        _check_full(op, mask)
+        require_full_warp(op, mask)
         addresses = address.evaluate(warp, None)[: _ROWS * count]
         words = np.stack([warp.slots[source] for source in sources])
         matrices = words.view(np.uint16).reshape(count, _ROWS, _ROWS)
@@ -106,7 +101,7 @@ def compile_movmatrix(op: Decoder) -> Closure:
     result, source = op.destination(0, np.uint32), op.source(1, np.uint32)
 
     def run(warp: Warp, mask: Mask) -> None:
-        _check_full(op, mask)
+        require_full_warp(op, mask)
         matrix = warp.slots[source].copy().view(np.uint16).reshape(_ROWS, _ROWS)
         warp.slots[result][:] = np.ascontiguousarray(matrix.T).view(np.uint32).reshape(32)
 

@@ -12,14 +12,15 @@ holds
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import number_formats
-from .convergence import aligned
+from .convergence import aligned, require_full_warp
 from .float_rounding import F16, F32, add_to_odd
 from .number_formats import Format
 from .ptx_types import UNSIGNED
@@ -210,13 +211,19 @@ def compile_mma(op: Decoder) -> Closure:
     operation = Multiplication(Shape(m, n, k, _BITS[a_type]), a_type, b_type)
     sources = _Registers(op, operation.shape)
     if d_type == c_type == "s32" and a_type not in _FLOATS:
-        return aligned(_integer_closure(op, operation, sources, saturate))
+        result = partial(operation.integer_result, saturate=saturate)
+        return aligned(_closure(op, operation, sources, np.int32, 1, _same, result, _same))
     if a_type not in _FLOATS or saturate or c_type != d_type:
         raise op.unsupported()
+    result = operation.float_result
     if d_type == "f32":
-        return aligned(_single_closure(op, operation, sources))
+        return aligned(
+            _closure(op, operation, sources, np.uint32, 1, F32.decode, result, F32.encode)
+        )
     if d_type == "f16" and a_type in ("f16", "e4m3", "e5m2"):
-        return aligned(_half_closure(op, operation, sources))
+        return aligned(
+            _closure(op, operation, sources, np.uint32, 2, _halves_of, result, _registers_of)
+        )
     raise op.unsupported()
 
 
@@ -235,11 +242,6 @@ class _Registers:
         return np.array([slots[i] for i in self._a]), np.array([slots[i] for i in self._b])
 
 
-def _check_full(op: Decoder, mask: Mask) -> None:
-    if mask is not None:
-        raise op.unsupported("a warp of fewer than 32 lanes")
-
-
 def _accumulators(op: Decoder, dtype: type, count: int) -> tuple[list[int], list[int]]:
     """Slots of C and of D."""
     c = [op.source(e, dtype) for e in op.vector(3)]
@@ -249,55 +251,46 @@ def _accumulators(op: Decoder, dtype: type, count: int) -> tuple[list[int], list
     return c, d
 
 
-def _integer_closure(
-    op: Decoder, operation: Multiplication, sources: _Registers, saturate: bool
+def _closure(
+    op: Decoder,
+    operation: Multiplication,
+    sources: _Registers,
+    dtype: type,
+    elements: int,
+    decode: Callable[[np.ndarray], np.ndarray],
+    result: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
+    encode: Callable[[np.ndarray], np.ndarray],
 ) -> Closure:
+    """Multiply with accumulators of `dtype` that hold `elements` each.
+
+    `decode` takes the registers of C to elements, `encode` the elements of D to registers.
+    """
     shape = operation.shape
-    c, d = _accumulators(op, np.int32, shape.m * shape.n // 32)
+    c, d = _accumulators(op, dtype, shape.m * shape.n // (32 * elements))
 
     def run(warp: Warp, mask: Mask) -> None:
-        _check_full(op, mask)
+        require_full_warp(op, mask)
         slots = warp.slots
         a_codes, b_codes = operation.matrices(*sources.load(warp))
-        added = operation.collect(np.array([slots[i] for i in c]))
-        result = operation.spread(operation.integer_result(a_codes, b_codes, added, saturate))
-        for index, target in enumerate(d):
-            slots[target][:] = result[index]
+        added = operation.collect(decode(np.array([slots[i] for i in c])))
+        registers = encode(operation.spread(result(a_codes, b_codes, added)))
+        for target, register in zip(d, registers, strict=True):
+            slots[target][:] = register
 
     return run
 
 
-def _single_closure(op: Decoder, operation: Multiplication, sources: _Registers) -> Closure:
-    shape = operation.shape
-    c, d = _accumulators(op, np.uint32, shape.m * shape.n // 32)
-
-    def run(warp: Warp, mask: Mask) -> None:
-        _check_full(op, mask)
-        slots = warp.slots
-        a_codes, b_codes = operation.matrices(*sources.load(warp))
-        added = operation.collect(F32.decode(np.array([slots[i] for i in c])))
-        result = F32.encode(operation.spread(operation.float_result(a_codes, b_codes, added)))
-        for index, target in enumerate(d):
-            slots[target][:] = result[index]
-
-    return run
+def _same(registers: np.ndarray) -> np.ndarray:
+    return registers
 
 
-def _half_closure(op: Decoder, operation: Multiplication, sources: _Registers) -> Closure:
-    """FP16 accumulators: two elements a register."""
-    shape = operation.shape
-    c, d = _accumulators(op, np.uint32, shape.m * shape.n // 64)
+def _halves_of(registers: np.ndarray) -> np.ndarray:
+    """Two FP16 elements of each register, [2 registers, lanes]."""
+    halves = registers.view(np.uint16).reshape(-1, 32, 2).transpose(0, 2, 1).reshape(-1, 32)
+    return F16.decode(np.ascontiguousarray(halves))
 
-    def run(warp: Warp, mask: Mask) -> None:
-        _check_full(op, mask)
-        slots = warp.slots
-        a_codes, b_codes = operation.matrices(*sources.load(warp))
-        packed = np.array([slots[i] for i in c])
-        halves = packed.view(np.uint16).reshape(len(c), 32, 2).transpose(0, 2, 1).reshape(-1, 32)
-        added = operation.collect(F16.decode(np.ascontiguousarray(halves)))
-        values = operation.spread(operation.float_result(a_codes, b_codes, added))
-        bits = F16.encode(F16.round(values)).reshape(len(c), 2, 32)
-        for index, target in enumerate(d):
-            slots[target][:] = bits[index, 0] | bits[index, 1].astype(np.uint32) << np.uint32(16)
 
-    return run
+def _registers_of(values: np.ndarray) -> np.ndarray:
+    """The registers of FP16 elements."""
+    bits = F16.encode(F16.round(values)).reshape(-1, 2, 32)
+    return bits[:, 0] | bits[:, 1].astype(np.uint32) << np.uint32(16)

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from compiled_quantizing import compile_quantizing
 from emulator.launch import run_kernel
 from emulator.memory import Region
 from sdsa_quant.nvfp4 import quantize_nvfp4
 
-triton = pytest.importorskip("triton", reason="triton is not installed")
+pytest.importorskip("triton", reason="triton is not installed")
 
-from sdsa_kernels.triton_launch import COMPILE_OPTIONS, interpreting  # noqa: E402
+from sdsa_kernels.triton_launch import interpreting  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(interpreting(), reason="the interpreter compiles nothing"),
@@ -24,32 +25,6 @@ pytestmark = [
 
 ROWS, WARPS, KEYS, PAGES = 16, 2, 37, 2
 SPACING = 1 << 20
-
-
-def compile_quantizing(dtype: str, capability: int) -> tuple[str, int]:
-    """PTX of the kernel and its shared memory, in bytes."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from sdsa_kernels.triton_quantize import quantize_write_kernel
-
-    types = ["*" + dtype, "*i64", "*i64", "*u8"] * 2 + ["i32"] * 2 + ["i64"] * 6
-    constants = {"ROWS": ROWS, "OVERLAPS": capability >= 90}
-    signature = dict(zip(quantize_write_kernel.arg_names, types, strict=False))
-    names = [*signature, *constants]
-    compiled = triton.compile(
-        ASTSource(
-            quantize_write_kernel,
-            signature | dict.fromkeys(constants, "constexpr"),
-            constexprs={(names.index(name),): value for name, value in constants.items()},
-            attrs={
-                (names.index(name),): [["tt.divisibility", 16]] for name in ("key_ptr", "query_ptr")
-            },
-        ),
-        target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": WARPS, **COMPILE_OPTIONS},
-    )
-    return compiled.asm["ptx"], compiled.metadata.shared
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
@@ -76,7 +51,8 @@ def test_tritons_quantization(dtype: str, capability: int) -> None:
             zip(("values", "slots", "codes", "scales"), arrays, strict=True)
         )
     ]
-    ptx, shared = compile_quantizing(dtype, capability)
+    compiled = compile_quantizing(dtype, capability, ROWS, WARPS)
+    ptx, shared = compiled.asm["ptx"], compiled.metadata.shared
     bases = [region.base for region in regions]
     vectors = 128 * values.element_size() // 16
     # Without query rows the keys' arguments stand in for theirs; then two scratch pointers.

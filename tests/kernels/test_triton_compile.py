@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from compiled_quantizing import compile_quantizing
+
 triton = pytest.importorskip("triton", reason="triton is not installed")
 pytest.importorskip("triton.experimental.gluon", reason="this Triton has no Gluon")
 
@@ -96,34 +98,9 @@ def test_scores_compile(kind: str, capability: int) -> None:
 @pytest.mark.parametrize("capability", [80, 86, 90])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_quantizing_compiles(dtype: str, capability: int) -> None:
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from sdsa_kernels.triton_quantize import quantize_write_kernel
     from sdsa_kernels.triton_write import _ROWS_PER_PROGRAM, _WARPS
 
-    signature = {
-        name: "*" + dtype if name in ("key_ptr", "query_ptr") else "i64"
-        for name in quantize_write_kernel.arg_names
-    }
-    signature |= dict.fromkeys(("slots_ptr", "query_rows_ptr"), "*i64")
-    signature |= dict.fromkeys(("key_cache_ptr", "packed_query_ptr"), "*i64")
-    signature |= dict.fromkeys(("key_scales_ptr", "query_scales_ptr"), "*u8")
-    signature |= dict.fromkeys(("keys", "queries"), "i32")
-    constants = {"ROWS": _ROWS_PER_PROGRAM, "OVERLAPS": capability >= 90}
-    names = list(signature)
-    compiled = triton.compile(
-        ASTSource(
-            quantize_write_kernel,
-            signature | dict.fromkeys(constants, "constexpr"),
-            constexprs={(names.index(name),): value for name, value in constants.items()},
-            attrs={
-                (names.index(name),): [["tt.divisibility", 16]] for name in ("key_ptr", "query_ptr")
-            },
-        ),
-        target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": _WARPS, **COMPILE_OPTIONS},
-    )
+    compiled = compile_quantizing(dtype, capability, _ROWS_PER_PROGRAM, _WARPS)
     ptx = compiled.asm["ptx"]
     # 16 bytes at a time, and every block to the thread that quantizes it.
     assert re.search(r"ld\.global\S*\.v4\.b32", ptx)
