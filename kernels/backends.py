@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import torch
 
@@ -37,70 +39,34 @@ class Backend:
     reason_for_fallback: Callable[[ScoreProblem], str | None] = lambda problem: None
 
 
-def _torch_reason_unsupported(problem: ScoreProblem) -> str | None:
-    from . import torch_scores
+def _function(module: str, name: str) -> Callable[[ScoreProblem], Any]:
+    """A function of a backend's module, which is imported when the function is called."""
 
-    return torch_scores.reason_unsupported(problem)
+    def call(problem: ScoreProblem) -> Any:
+        return getattr(import_module(f".{module}", __package__), name)(problem)
 
-
-def _torch_launch(problem: ScoreProblem) -> None:
-    from . import torch_scores
-
-    torch_scores.launch(problem)
-
-
-def _cute_reason_unsupported(problem: ScoreProblem) -> str | None:
-    from . import cute_scores
-
-    return cute_scores.reason_unsupported(problem)
-
-
-def _cute_launch(problem: ScoreProblem) -> None:
-    from . import cute_scores
-
-    cute_scores.launch(problem)
-
-
-def _cute_make_plan(problem: ScoreProblem) -> Plan | None:
-    from . import cute_scores
-
-    return cute_scores.make_plan(problem)
-
-
-def _cute_reason_for_fallback(problem: ScoreProblem) -> str | None:
-    from . import cute_scores
-
-    return cute_scores.reason_for_fallback(problem)
-
-
-def _triton_reason_unsupported(problem: ScoreProblem) -> str | None:
-    from . import triton_scores
-
-    return triton_scores.reason_unsupported(problem)
-
-
-def _triton_launch(problem: ScoreProblem) -> None:
-    from . import triton_scores
-
-    triton_scores.launch(problem)
-
-
-def _triton_make_plan(problem: ScoreProblem) -> Plan | None:
-    from . import triton_scores
-
-    return triton_scores.make_plan(problem)
+    return call
 
 
 BACKENDS: tuple[Backend, ...] = (
     Backend(
         "cute",
-        _cute_reason_unsupported,
-        _cute_launch,
-        _cute_make_plan,
-        _cute_reason_for_fallback,
+        _function("cute_scores", "reason_unsupported"),
+        _function("cute_scores", "launch"),
+        _function("cute_scores", "make_plan"),
+        _function("cute_scores", "reason_for_fallback"),
     ),
-    Backend("triton", _triton_reason_unsupported, _triton_launch, _triton_make_plan),
-    Backend("torch", _torch_reason_unsupported, _torch_launch),
+    Backend(
+        "triton",
+        _function("triton_scores", "reason_unsupported"),
+        _function("triton_scores", "launch"),
+        _function("triton_scores", "make_plan"),
+    ),
+    Backend(
+        "torch",
+        _function("torch_scores", "reason_unsupported"),
+        _function("torch_scores", "launch"),
+    ),
 )
 
 

@@ -16,7 +16,7 @@ from sdsa_quant.nvfp4 import quantize_nvfp4
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from sdsa_kernels.triton_launch import interpreting  # noqa: E402
+from sdsa_kernels.triton_launch import interpreting
 
 pytestmark = [
     pytest.mark.skipif(interpreting(), reason="the interpreter compiles nothing"),
