@@ -12,10 +12,10 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 
-from sdsa_kernels.cute_compile import compile_variant
-from sdsa_kernels.cute_tcgen05_rings import STORE_WARPS
-from sdsa_kernels.cute_tcgen05_tiles import FORMATS, TILE_KEYS, TileFormat
-from sdsa_kernels.machine_code import (
+from sdsa_kernels.cute.compile import compile_variant
+from sdsa_kernels.cute.tcgen05.rings import STORE_WARPS
+from sdsa_kernels.cute.tcgen05.tiles import FORMATS, TILE_KEYS, TileFormat
+from sdsa_kernels.testing.machine_code import (
     MachineInstruction,
     disassemble,
     find_disassembler,

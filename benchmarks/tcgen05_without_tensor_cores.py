@@ -22,15 +22,15 @@ from typing import Any
 
 import torch
 
-from sdsa_kernels import cute_loading
 from sdsa_kernels.checks import ScoreProblem
-from sdsa_kernels.cute_compile_cache import CompiledKernel, read_entry, write_entry
-from sdsa_kernels.cute_plans import plan_for
-from sdsa_kernels.graph_timing import l2_bytes, rotations_for, time_graph
+from sdsa_kernels.cute import loading as cute_loading
+from sdsa_kernels.cute.disk_cache import CompiledKernel, read_entry, write_entry
+from sdsa_kernels.cute.plans import plan_for
+from sdsa_kernels.measure.roofs import time_page_gather
+from sdsa_kernels.measure.timing import l2_bytes, rotations_for, time_graph
 from sdsa_kernels.plans import addresses_of
-from sdsa_kernels.roofs import time_page_gather
-from sdsa_kernels.score_check import UNTOUCHED
-from sdsa_kernels.synthetic import Shape, synthetic_problems
+from sdsa_kernels.testing.compare import UNTOUCHED
+from sdsa_kernels.testing.problems import Shape, synthetic_problems
 from sdsa_quant.errors import CheckFailedError
 
 VARIANTS = {"nvfp4": "tcgen05_nvfp4", "bf16": "tcgen05_bf16"}
@@ -44,8 +44,8 @@ def compile_all(folder: Path) -> None:
     """Compile each variant for SM90 with its tensor-core instructions replaced."""
     from cutlass import Float32, Int32
 
-    from sdsa_kernels import cute_tcgen05_kernel as kernel
-    from sdsa_kernels.cute_compile import compile_variant
+    from sdsa_kernels.cute.compile import compile_variant
+    from sdsa_kernels.cute.tcgen05 import kernel
 
     def nothing(*arguments: Any) -> None: ...
 
@@ -71,7 +71,7 @@ def _entry(folder: Path, variant: str) -> Path:
 
 def _load(folder: Path, variant: str) -> CompiledKernel:
     """Let plans of `variant` launch what was compiled into `folder`."""
-    from sdsa_kernels.cute_launch import LoadedKernel
+    from sdsa_kernels.cute.launch import LoadedKernel
 
     compiled = read_entry(_entry(folder, variant))
     if compiled is None:

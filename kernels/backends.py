@@ -18,8 +18,8 @@ import torch
 
 from sdsa_quant.errors import InputError, UnsupportedError
 
-from .availability import capability, device_index
 from .checks import BF16, ScoreProblem
+from .device import capability, device_index
 from .plans import Plan
 
 AUTO = "auto"
@@ -51,16 +51,16 @@ def _function(module: str, name: str) -> Callable[[ScoreProblem], Any]:
 BACKENDS: tuple[Backend, ...] = (
     Backend(
         "cute",
-        _function("cute_scores", "reason_unsupported"),
-        _function("cute_scores", "launch"),
-        _function("cute_scores", "make_plan"),
-        _function("cute_scores", "reason_for_fallback"),
+        _function("cute.backend", "reason_unsupported"),
+        _function("cute.backend", "launch"),
+        _function("cute.backend", "make_plan"),
+        _function("cute.backend", "reason_for_fallback"),
     ),
     Backend(
         "triton",
-        _function("triton_scores", "reason_unsupported"),
-        _function("triton_scores", "launch"),
-        _function("triton_scores", "make_plan"),
+        _function("triton.backend", "reason_unsupported"),
+        _function("triton.backend", "launch"),
+        _function("triton.backend", "make_plan"),
     ),
     Backend(
         "torch",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from sdsa_quant.errors import DtypeError, InputError
+from sdsa_quant.formats.scale_order import linear_pages, tiled_bytes
 from sdsa_quant.layout import (
     DIM,
     KEY_ALIGNMENT_BYTES,
@@ -20,7 +21,6 @@ from sdsa_quant.layout import (
     SCALE_ALIGNMENT_BYTES,
     SCALES_PER_KEY,
 )
-from sdsa_quant.scale_order import linear_pages, tiled_bytes
 
 # Kernels count keys in 32 bits, up to the end of the tile of two pages that holds the last one.
 MAX_CONTEXT = 2**31 - 2 * PAGE

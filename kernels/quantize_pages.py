@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from sdsa_quant.errors import InputError
+from sdsa_quant.formats.nvfp4 import AMAX_OVER_6, NONFINITE_MESSAGE, quantize_nvfp4
 from sdsa_quant.layout import PACKED_DIM, PAGE, SCALES_PER_KEY
-from sdsa_quant.nvfp4 import AMAX_OVER_6, NONFINITE_MESSAGE, quantize_nvfp4
 
 from .quantize_write import quantize_write_nvfp4
 

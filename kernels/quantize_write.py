@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from sdsa_quant.errors import InputError, UnsupportedError
+from sdsa_quant.formats.nvfp4 import FLOAT_DTYPES, quantize_nvfp4
 from sdsa_quant.layout import (
     DIM,
     KEY_ALIGNMENT_BYTES,
@@ -15,9 +16,7 @@ from sdsa_quant.layout import (
     SCALE_ALIGNMENT_BYTES,
     SCALES_PER_KEY,
 )
-from sdsa_quant.nvfp4 import FLOAT_DTYPES, quantize_nvfp4
 
-from .availability import can_find
 from .checks import (
     describe,
     require_alignment,
@@ -27,6 +26,7 @@ from .checks import (
     require_shape,
     scale_bytes_of,
 )
+from .device import can_find
 
 _QUERY_ARGUMENTS = ("query", "query_rows", "packed_query", "query_scales")
 
@@ -112,7 +112,7 @@ def quantize_write_nvfp4(
             f"quantize_write_nvfp4 needs CPU tensors, or CUDA tensors and triton, "
             f"got {key_cache.device}"
         )
-    from .triton_write import launch
+    from .triton.write import launch
 
     launch(keys, queries)
 

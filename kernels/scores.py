@@ -8,8 +8,8 @@ import torch
 
 from .backends import choose_backend
 from .checks import check_scores_call
-from .device_checks import check_device_values
 from .plans import launch_again, remember, signature
+from .value_checks import check_device_values
 
 
 def indexer_scores(

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 import torch
 
-from sdsa_quant import e2m1, e4m3
+from sdsa_quant.formats import e2m1, e4m3
+from sdsa_quant.formats.nvfp4 import dequantize_nvfp4
 from sdsa_quant.layout import BLOCK, DIM, PAGE, SCALES_PER_KEY
-from sdsa_quant.nvfp4 import dequantize_nvfp4
 
 from .checks import NVFP4, TILED_SCALES_REASON, ScoreProblem
 

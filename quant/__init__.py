@@ -10,18 +10,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .accuracy import Accuracy, summarize_accuracy
-    from .cache_file import CacheFile, CacheWriter, open_cache, validate_cache
-    from .cache_header import CacheHeader
-    from .fp8 import dequantize_fp8, quantize_fp8
-    from .metrics import RowAccuracy, row_accuracy
-    from .mxfp4 import dequantize_mxfp4, quantize_mxfp4
-    from .nvfp4 import dequantize_nvfp4, quantize_nvfp4
+    from .accuracy.metrics import RowAccuracy, row_accuracy
+    from .accuracy.summary import Accuracy, summarize_accuracy
+    from .accuracy.top_k import top_k_indices
+    from .files.cache_file import CacheFile, CacheWriter, open_cache, validate_cache
+    from .files.cache_header import CacheHeader
+    from .files.scores_file import ScoresFile, ScoresWriter, open_scores
+    from .formats.fp8 import dequantize_fp8, quantize_fp8
+    from .formats.mxfp4 import dequantize_mxfp4, quantize_mxfp4
+    from .formats.nvfp4 import dequantize_nvfp4, quantize_nvfp4
+    from .formats.scale_order import linear_from_128x4, linear_to_128x4
+    from .formats.transforms import hadamard
     from .paging import PagedKeys, gather_keys, page_views
-    from .scale_order import linear_from_128x4, linear_to_128x4
-    from .scores_file import ScoresFile, ScoresWriter, open_scores
-    from .top_k import top_k_indices
-    from .transforms import hadamard
 
 __all__ = [
     "Accuracy",
@@ -52,31 +52,31 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Accuracy": "accuracy",
-    "CacheFile": "cache_file",
-    "CacheHeader": "cache_header",
-    "CacheWriter": "cache_file",
+    "Accuracy": "accuracy.summary",
+    "CacheFile": "files.cache_file",
+    "CacheHeader": "files.cache_header",
+    "CacheWriter": "files.cache_file",
     "PagedKeys": "paging",
-    "RowAccuracy": "metrics",
-    "ScoresFile": "scores_file",
-    "ScoresWriter": "scores_file",
-    "dequantize_fp8": "fp8",
-    "dequantize_mxfp4": "mxfp4",
-    "dequantize_nvfp4": "nvfp4",
+    "RowAccuracy": "accuracy.metrics",
+    "ScoresFile": "files.scores_file",
+    "ScoresWriter": "files.scores_file",
+    "dequantize_fp8": "formats.fp8",
+    "dequantize_mxfp4": "formats.mxfp4",
+    "dequantize_nvfp4": "formats.nvfp4",
     "gather_keys": "paging",
-    "hadamard": "transforms",
-    "linear_from_128x4": "scale_order",
-    "linear_to_128x4": "scale_order",
-    "open_cache": "cache_file",
-    "open_scores": "scores_file",
+    "hadamard": "formats.transforms",
+    "linear_from_128x4": "formats.scale_order",
+    "linear_to_128x4": "formats.scale_order",
+    "open_cache": "files.cache_file",
+    "open_scores": "files.scores_file",
     "page_views": "paging",
-    "quantize_fp8": "fp8",
-    "quantize_mxfp4": "mxfp4",
-    "quantize_nvfp4": "nvfp4",
-    "row_accuracy": "metrics",
-    "summarize_accuracy": "accuracy",
-    "top_k_indices": "top_k",
-    "validate_cache": "cache_file",
+    "quantize_fp8": "formats.fp8",
+    "quantize_mxfp4": "formats.mxfp4",
+    "quantize_nvfp4": "formats.nvfp4",
+    "row_accuracy": "accuracy.metrics",
+    "summarize_accuracy": "accuracy.summary",
+    "top_k_indices": "accuracy.top_k",
+    "validate_cache": "files.cache_file",
 }
 
 

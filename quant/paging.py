@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from .errors import InputError
+from .formats.nvfp4 import dequantize_nvfp4
+from .formats.scale_order import linear_pages
 from .layout import (
     BF16_RECORD_BYTES,
     CODE_PAGE_BYTES,
@@ -20,8 +22,6 @@ from .layout import (
     PAGE,
     SCALES_PER_KEY,
 )
-from .nvfp4 import dequantize_nvfp4
-from .scale_order import linear_pages
 
 BF16 = "bf16"
 NVFP4 = "nvfp4"

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import torch
 
-from .block_statistics import BlockStatistics
-from .cache_file import CacheWriter, open_cache
-from .cache_header import CacheHeader
+from .accuracy.blocks import BlockStatistics
+from .captures.keys import CapturedKeys
 from .errors import InputError
-from .key_selection import CapturedKeys
+from .files.cache_file import CacheWriter, open_cache
+from .files.cache_header import CacheHeader
+from .formats.nvfp4 import quantize_nvfp4
+from .formats.transforms import TransformChoice, fit_transforms
 from .layout import BF16_RECORD_BYTES, PAGE
-from .nvfp4 import quantize_nvfp4
 from .paging import BF16, NVFP4
-from .transforms import TransformChoice, fit_transforms
 
 # 4 MB of BF16 keys on a CPU, to stay near its caches; a GPU needs more work for each launch.
 _CPU_PAGES_PER_CHUNK = 256

@@ -19,21 +19,16 @@ from typer.core import TyperGroup
 
 from sdsa_quant.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, SdsaError
 
-from . import (
-    __version__,
-    bench,
-    compare,
-    doctor,
-    inspect_file,
-    quantize_cache,
-    report,
-    score,
-    study,
-)
+from . import __version__, doctor, quantize_cache
+from .bench import command as bench
 from .command import SdsaCommand, without_flag_types
+from .inspect import command as inspect
 from .interrupts import interrupted
 from .options import help_text
 from .output import abandon_stdout, print_error
+from .score import command as score
+from .study import command as study
+from .study import compare, report
 
 DEBUG_FLAG = "--debug"
 # What a failed write to stdout gives. Every other file's errors have its name.
@@ -162,7 +157,7 @@ def _add_command(name: str, function: Callable[..., None], examples: str) -> Non
 
 _add_command(quantize_cache.COMMAND, quantize_cache.quantize_cache, quantize_cache.EXAMPLES)
 _add_command(score.COMMAND, score.score, score.EXAMPLES)
-_add_command(inspect_file.COMMAND, inspect_file.inspect, inspect_file.EXAMPLES)
+_add_command(inspect.COMMAND, inspect.inspect, inspect.EXAMPLES)
 _add_command(study.COMMAND, study.study, study.EXAMPLES)
 _add_command(bench.COMMAND, bench.bench, bench.EXAMPLES)
 _add_command(doctor.COMMAND, doctor.doctor, doctor.EXAMPLES)

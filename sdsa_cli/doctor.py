@@ -59,7 +59,7 @@ def describe_backends(environment: dict[str, Any]) -> list[dict[str, Any]]:
     """For each device and pair of formats: what ``auto`` picks, and each backend's reason."""
     if environment["packages"]["torch"] is None:
         return []
-    from sdsa_kernels.synthetic import FORMATS
+    from sdsa_kernels.testing.problems import FORMATS
 
     return [_ask(device, values) for device in _devices(environment) for values in FORMATS]
 
@@ -70,7 +70,7 @@ def run_self_tests(environment: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     from dataclasses import asdict
 
-    from sdsa_kernels.self_test import self_tests
+    from sdsa_kernels.testing.self_test import self_tests
 
     return [asdict(test) for device in _devices(environment) for test in self_tests(device)]
 
@@ -81,7 +81,7 @@ def _devices(environment: dict[str, Any]) -> list[str]:
 
 def _keys(test: dict[str, Any]) -> str:
     """``nvfp4``, or ``nvfp4 128x4`` where that is the order of the scales."""
-    from sdsa_quant.scale_order import TILED
+    from sdsa_quant.formats.scale_order import TILED
 
     name: str = test["key_format"]
     return f"{name} {TILED}" if test["scale_order"] == TILED else name
@@ -108,7 +108,7 @@ def _ask(device: str, values: str) -> dict[str, Any]:
     import torch
 
     from sdsa_kernels.backends import BACKENDS, auto_order
-    from sdsa_kernels.synthetic import FORMATS, Shape, synthetic_problems
+    from sdsa_kernels.testing.problems import FORMATS, Shape, synthetic_problems
 
     query_format, key_format = FORMATS[values]
     answer: dict[str, Any] = {

@@ -40,7 +40,7 @@ def strict_json(document: Any) -> str:
 
 def write_document(path: Path, document: Mapping[str, Any], *, force: bool) -> None:
     """Write a document to a file atomically, and make the folders above it."""
-    from sdsa_quant.atomic_file import write_text
+    from sdsa_quant.files.atomic_file import write_text
 
     with folders_made([path]):
         write_text(path, strict_json(document) + "\n", force=force)

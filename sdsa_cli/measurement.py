@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sdsa_kernels.measure import Measurement
+    from sdsa_kernels.measure.measurement import Measurement
 
 LONGEST_US = 10_000  # shown in microseconds; what takes longer is in milliseconds
 

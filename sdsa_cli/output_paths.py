@@ -135,7 +135,7 @@ def _refuse_inputs(path: Path, sources: Sequence[Path]) -> None:
 
 def _files_of(inputs: Sequence[Path]) -> list[Path]:
     """The files that exist of those that are read through the inputs."""
-    from sdsa_quant.tensor_source import source_files
+    from sdsa_quant.files.tensor_source import source_files
 
     files = [file for path in inputs for file in source_files(path)]
     return [file for file in files if file.exists()]

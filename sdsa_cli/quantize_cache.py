@@ -18,11 +18,11 @@ from .output_paths import check_outputs, folders_made, output_paths
 from .text import describe_transform, error_size, percent
 
 if TYPE_CHECKING:
-    from sdsa_quant.block_statistics import BlockStatistics
-    from sdsa_quant.cache_header import CacheHeader
-    from sdsa_quant.key_selection import CapturedKeys
+    from sdsa_quant.accuracy.blocks import BlockStatistics
+    from sdsa_quant.captures.keys import CapturedKeys
+    from sdsa_quant.files.cache_header import CacheHeader
+    from sdsa_quant.files.tensor_source import StoredTensor, TensorSource
     from sdsa_quant.quantize_cache import QuantizedCache, Quantizer
-    from sdsa_quant.tensor_source import StoredTensor, TensorSource
 
 COMMAND = "quantize-cache"
 EXAMPLES = examples(
@@ -130,11 +130,11 @@ def quantize_cache(
     gain, center) is in the cache's header, and sdsa score goes by it. A cache that loses much is
     remarked on in a line on stderr.
     """
-    from sdsa_quant.cache_header import CacheHeader
-    from sdsa_quant.key_selection import captured_keys, lengths_for, select_keys
+    from sdsa_quant.captures.keys import captured_keys, lengths_for, select_keys
+    from sdsa_quant.files.cache_header import CacheHeader
+    from sdsa_quant.files.tensor_source import open_tensors
+    from sdsa_quant.formats.transforms import TransformChoice
     from sdsa_quant.quantize_cache import quantize_cache as write_cache
-    from sdsa_quant.tensor_source import open_tensors
-    from sdsa_quant.transforms import TransformChoice
 
     if scale_order == "128x4" and (layout, values) != ("separate", "nvfp4"):
         raise InputError(
@@ -179,9 +179,9 @@ def quantize_cache(
 
 def _quantizer(device: str) -> Quantizer:
     """On a GPU one kernel, where there is Triton for it; else torch's operations."""
-    from sdsa_kernels.availability import can_find
+    from sdsa_kernels.device import can_find
     from sdsa_kernels.quantize_pages import quantize_keys
-    from sdsa_quant.nvfp4 import quantize_nvfp4
+    from sdsa_quant.formats.nvfp4 import quantize_nvfp4
 
     on_gpu = device.startswith("cuda") and can_find("triton")
     return quantize_keys if on_gpu else quantize_nvfp4
@@ -194,7 +194,7 @@ def _file_name(tensor: StoredTensor) -> str:
 
 def _source_name(tensors: TensorSource, tensor: StoredTensor) -> str:
     """The file that keys came from, and the tensor where others in the file could be keys too."""
-    from sdsa_quant.key_selection import are_queries, can_be_keys
+    from sdsa_quant.captures.keys import are_queries, can_be_keys
 
     candidates = [
         other
@@ -240,7 +240,7 @@ def _helpful_transform(header: CacheHeader) -> str:
 def _report(
     tensors: TensorSource, caches: Sequence[QuantizedCache], seconds: float, lengths: str | None
 ) -> list[Any]:
-    from sdsa_quant.key_selection import lengths_hint
+    from sdsa_quant.captures.keys import lengths_hint
 
     report = _one_cache(caches[0]) if len(caches) == 1 else _many_caches(caches)
     keys = sum(sum(cache.keys.context_lengths) for cache in caches)
@@ -295,7 +295,7 @@ def _dtype_and_shape(keys: CapturedKeys) -> str:
 
 def _many_caches(caches: Sequence[QuantizedCache]) -> list[Any]:
     """A line for each cache, under what the names of their tensors and files have in common."""
-    from sdsa_quant.tensor_source import without_common_ends
+    from sdsa_quant.files.tensor_source import without_common_ends
 
     values, cache_bytes = caches[0].header.values, sum(cache.cache_bytes for cache in caches)
     title = f"{len(caches)} {values} caches"

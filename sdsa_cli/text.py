@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sdsa_quant.cache_header import CacheHeader
+    from sdsa_quant.files.cache_header import CacheHeader
 
 _MOST_QUOTED = 60  # characters
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from command_line import Outcome, Run, program
-from score_files import Files
 from sdsa_cli.app import app
+from support.command_line import Outcome, Run, program
+from support.score_files import Files
 
 
 @pytest.fixture

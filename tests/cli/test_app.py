@@ -11,7 +11,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from command_line import Run
 from sdsa_cli import __version__
 from sdsa_cli.app import SdsaGroup
 from sdsa_quant.errors import (
@@ -21,6 +20,7 @@ from sdsa_quant.errors import (
     InputError,
     UnsupportedError,
 )
+from support.command_line import Run
 
 HEAVY_MODULES = ("torch", "triton", "cutlass", "safetensors", "numpy", "matplotlib")
 # What a command's own module may not import either, before the command runs.

@@ -10,18 +10,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from command_line import Run
-from sdsa_cli import bench
-from sdsa_cli.bench import BenchResult
-from sdsa_cli.bench import _tables as bench_tables
-from sdsa_cli.bench_shapes import parse_shape, read_lengths_file
-from sdsa_kernels import measure, score_check
-from sdsa_kernels.graph_timing import Rotation
-from sdsa_kernels.measure import Measurement
-from sdsa_kernels.synthetic import FORMATS, Shape, synthetic_problems
-from sdsa_kernels.timing import Timing
-from sdsa_kernels.traffic import Traffic
+from sdsa_cli.bench import command as bench
+from sdsa_cli.bench.command import BenchResult
+from sdsa_cli.bench.command import _tables as bench_tables
+from sdsa_cli.bench.shapes import parse_shape, read_lengths_file
+from sdsa_kernels.measure import measurement as measure
+from sdsa_kernels.measure.measurement import Measurement
+from sdsa_kernels.measure.samples import Timing
+from sdsa_kernels.measure.timing import Rotation
+from sdsa_kernels.measure.traffic import Traffic
+from sdsa_kernels.testing import compare as score_check
+from sdsa_kernels.testing.problems import FORMATS, Shape, synthetic_problems
 from sdsa_quant.errors import CheckFailedError, InputError, UnsupportedError
+from support.command_line import Run
 
 QUICK = ("--repeats", "2", "--device", "cpu")
 
@@ -161,7 +162,7 @@ def test_rotations_read_different_pages(values: str) -> None:
 
 
 def test_too_little_memory_is_said_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdsa_kernels.synthetic.available_bytes", lambda device: 10_000)
+    monkeypatch.setattr("sdsa_kernels.testing.problems.available_bytes", lambda device: 10_000)
     with pytest.raises(UnsupportedError, match="needs 14,080 bytes for 3 rotations"):
         synthetic_problems(Shape((64,), 1, 64), "nvfp4", torch.device("cpu"), rotations=3, seed=1)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from command_line import Run
 from sdsa_quant import open_cache
+from support.command_line import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "captures.md"
 BLOCKS = re.compile(r"```(python|sh)\n(.*?)```", re.DOTALL)

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from command_line import Run
-from sdsa_kernels import backends, self_test, torch_scores
+from sdsa_kernels import backends, torch_scores
 from sdsa_kernels.backends import backend_names
 from sdsa_kernels.checks import ScoreProblem
-from sdsa_kernels.synthetic import FORMATS
+from sdsa_kernels.testing import self_test
+from sdsa_kernels.testing.problems import FORMATS
 from sdsa_quant.errors import DeviceLostError, UnsupportedError
+from support.command_line import Run
 
 
 def test_document(sdsa: Run) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from command_line import Run
-from sdsa_quant.scores_file import ScoresWriter
+from sdsa_quant.files.scores_file import ScoresWriter
+from support.command_line import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "cache-reports.md"
 

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from command_line import Run
 from sdsa_cli.app import app
+from support.command_line import Run
 
 COMMANDS = [command.name for command in app.registered_commands]
 

@@ -10,10 +10,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from command_line import Run
-from sdsa_cli.inspect_text import describe_lengths
+from sdsa_cli.inspect.text import describe_lengths
 from sdsa_quant import dequantize_nvfp4, quantize_nvfp4
-from sdsa_quant.scores_file import ScoresWriter
+from sdsa_quant.files.scores_file import ScoresWriter
+from support.command_line import Run
 
 SaveKeys = Callable[..., Path]
 LENGTHS = [100, 200, 64]  # 2 + 4 + 1 pages

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from caches import save_sparse_keys
-from command_line import Run, program
 from sdsa_quant import open_cache, validate_cache
+from support.caches import save_sparse_keys
+from support.command_line import Run, program
 
 SaveKeys = Callable[..., Path]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from command_line import program
 from sdsa_cli.command import fill_in_stdout
 from sdsa_cli.output import Output, fields_table, heading, print_error, table
 from sdsa_cli.text import error_size, power_of_two
+from support.command_line import program
 
 
 class Terminal(io.StringIO):

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from caches import write_cache
-from command_line import Run
 from sdsa_cli.output_paths import check_outputs, folders_made
 from sdsa_quant.errors import InputError
+from support.caches import write_cache
+from support.command_line import Run
 
 SaveKeys = Callable[..., Path]
 

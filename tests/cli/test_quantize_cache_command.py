@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from command_line import Run
 from sdsa_quant import open_cache, validate_cache
+from support.command_line import Run
 
 SaveKeys = Callable[..., Path]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from caches import save_sparse_keys
-from command_line import program
+from support.caches import save_sparse_keys
+from support.command_line import program
 
 KEYS = 1_000_000  # 256 MB of BF16
 LIMIT_MB = 300  # 170 MB were measured for these and for 8 GB of keys, most of it torch itself

@@ -10,13 +10,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from caches import write_cache
-from command_line import Run
-from score_files import LENGTHS, Files, strict_json
-from sdsa_kernels import score_cache
-from sdsa_kernels.reference import reference_scores
-from sdsa_quant.cache_file import open_cache
-from sdsa_quant.nvfp4 import dequantize_nvfp4, quantize_nvfp4
+from sdsa_kernels.scoring import task as score_cache
+from sdsa_kernels.testing.reference import reference_scores
+from sdsa_quant.files.cache_file import open_cache
+from sdsa_quant.formats.nvfp4 import dequantize_nvfp4, quantize_nvfp4
+from support.caches import write_cache
+from support.command_line import Run
+from support.score_files import LENGTHS, Files, strict_json
 
 
 @pytest.fixture

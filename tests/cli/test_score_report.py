@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from caches import write_cache
-from score_files import Files, strict_json
+from support.caches import write_cache
+from support.score_files import Files, strict_json
 
 REPORT_PAGE = Path(__file__).parents[2] / "docs" / "report.md"
 

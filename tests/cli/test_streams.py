@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from command_line import Run, program
 from sdsa_cli.json_documents import strict_json
 from sdsa_cli.output import Output, print_error, table
+from support.command_line import Run, program
 
 SaveKeys = Callable[..., Path]
 BENCH = ("bench", "--shape", "1,1,64", "--repeats", "1", "--device", "cpu")

@@ -19,12 +19,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from command_line import Outcome, Run, program
-from sdsa_cli import study_plots
-from sdsa_cli.study_plots import study_plots as draw
-from sdsa_quant.key_formats import KEY_FORMATS
-from sdsa_quant.study_settings import DEFAULT_FORMATS
-from studies import save_layers
+from sdsa_cli.study import plots as study_plots
+from sdsa_cli.study.plots import study_plots as draw
+from sdsa_quant.formats.key_formats import KEY_FORMATS
+from sdsa_quant.study.settings import DEFAULT_FORMATS
+from support.command_line import Outcome, Run, program
+from support.studies import save_layers
 
 REPORT_PAGE = Path(__file__).parents[2] / "docs" / "study-report.md"
 PICTURES = {
@@ -399,7 +399,7 @@ def test_a_killed_study_continues_to_the_same_result(
     assert 20 <= len(done) < 180, "the kill fell into the work"
     assert not (studies.folder / "cut" / "report.json").exists()
     seen: list[dict[str, int]] = []
-    from sdsa_quant import study_summary
+    from sdsa_quant.study import summary as study_summary
 
     real = study_summary.summarize_study
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from command_line import Run
+from support.command_line import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "study.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -13,17 +13,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from command_line import Run
 from sdsa_quant import dequantize_nvfp4, gather_keys, open_cache, quantize_nvfp4
-from sdsa_quant.cache_file import CacheWriter
-from sdsa_quant.cache_header import CacheHeader
 from sdsa_quant.errors import CacheFormatError, InputError
-from sdsa_quant.key_formats import KEY_FORMATS
-from sdsa_quant.study_inputs import StudyInputs, open_layers
-from sdsa_quant.study_rows import unpack_rows
-from sdsa_quant.study_settings import StudySettings
-from sdsa_quant.study_unit import fit_layer, measure_unit
-from sdsa_quant.transforms import TransformChoice, hadamard
+from sdsa_quant.files.cache_file import CacheWriter
+from sdsa_quant.files.cache_header import CacheHeader
+from sdsa_quant.formats.key_formats import KEY_FORMATS
+from sdsa_quant.formats.transforms import TransformChoice, hadamard
+from sdsa_quant.study.layers import StudyInputs, open_layers
+from sdsa_quant.study.rows import unpack_rows
+from sdsa_quant.study.settings import StudySettings
+from sdsa_quant.study.unit import fit_layer, measure_unit
+from support.command_line import Run
 
 TRANSFORMS = {
     "hadamard": TransformChoice("hadamard"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sdsa_kernels.backends import BACKENDS
-from sdsa_kernels.synthetic import Shape, synthetic_problems
+from sdsa_kernels.testing.problems import Shape, synthetic_problems
 
 
 @pytest.fixture

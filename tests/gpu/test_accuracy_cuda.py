@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from caches import write_cache
-from problems import gaussian_values
-from sdsa_kernels.score_cache import PieceScorer, plan_scores
-from sdsa_quant.baseline import baseline_scores
-from sdsa_quant.metrics import row_accuracy
-from sdsa_quant.top_k import top_k_indices
+from sdsa_kernels.scoring.task import PieceScorer, plan_scores
+from sdsa_quant.accuracy.baseline import baseline_scores
+from sdsa_quant.accuracy.metrics import row_accuracy
+from sdsa_quant.accuracy.top_k import top_k_indices
+from support.caches import write_cache
+from support.problems import gaussian_values
 
 pytestmark = pytest.mark.gpu
 

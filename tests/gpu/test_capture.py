@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from problems import KINDS, UNTOUCHED, assert_scores, make_problem
-from sdsa_kernels import backend_names, triton_scores
-from sdsa_kernels.graph_timing import capture
+from sdsa_kernels import backend_names
+from sdsa_kernels.measure.timing import capture
+from sdsa_kernels.triton import backend as triton_scores
 from sdsa_quant.errors import DtypeError
+from support.problems import KINDS, UNTOUCHED, assert_scores, make_problem
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from command_line import program
+from support.command_line import program
 
 pytestmark = pytest.mark.gpu
 

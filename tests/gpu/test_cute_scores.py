@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from problems import KINDS, UNTOUCHED, assert_scores, make_problem
-from sdsa_kernels import cute_loading
+from sdsa_kernels.cute import loading as cute_loading
 from sdsa_quant.layout import PAGE
+from support.problems import KINDS, UNTOUCHED, assert_scores, make_problem
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from problems import KINDS, UNTOUCHED, Problem, assert_scores, make_problem
 from sdsa_kernels import backend_names
-from sdsa_kernels.graph_timing import capture
+from sdsa_kernels.measure.timing import capture
+from support.problems import KINDS, UNTOUCHED, Problem, assert_scores, make_problem
 
 triton = pytest.importorskip("triton", reason="the kernels around are written in Triton")
 import triton.language as tl  # noqa: E402

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from problems import KINDS, UNTOUCHED, assert_scores, gaussian_values, make_problem
-from sdsa_quant import e2m1
 from sdsa_quant.errors import InputError, UnsupportedError
-from sdsa_quant.nvfp4 import dequantize_nvfp4, e4m3_scales, quantize_nvfp4
-from sdsa_quant.scale_order import linear_from_128x4, linear_to_128x4
+from sdsa_quant.formats import e2m1
+from sdsa_quant.formats.nvfp4 import dequantize_nvfp4, e4m3_scales, quantize_nvfp4
+from sdsa_quant.formats.scale_order import linear_from_128x4, linear_to_128x4
+from support.problems import KINDS, UNTOUCHED, assert_scores, gaussian_values, make_problem
 
 pytestmark = pytest.mark.gpu
 

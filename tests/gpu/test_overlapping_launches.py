@@ -7,10 +7,10 @@ import functools
 import pytest
 import torch
 
-from problems import KINDS, UNTOUCHED, Problem, gaussian_values, make_problem
 from sdsa_kernels import quantize_write_nvfp4
-from sdsa_kernels.graph_timing import capture
+from sdsa_kernels.measure.timing import capture
 from sdsa_quant.paging import page_views
+from support.problems import KINDS, UNTOUCHED, Problem, gaussian_values, make_problem
 
 pytestmark = pytest.mark.gpu
 

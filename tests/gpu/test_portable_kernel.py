@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from problems import KINDS, UNTOUCHED, assert_scores, make_problem
-from sdsa_kernels import plans, triton_scores
-from sdsa_kernels.graph_timing import capture
+from sdsa_kernels import plans
+from sdsa_kernels.measure.timing import capture
+from sdsa_kernels.triton import backend as triton_scores
+from support.problems import KINDS, UNTOUCHED, assert_scores, make_problem
 
 pytestmark = pytest.mark.gpu
 

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from problems import gaussian_values
-from quantize_cases import (
+from sdsa_kernels import quantize_write_nvfp4
+from sdsa_kernels.measure.timing import capture
+from sdsa_quant.formats.nvfp4 import quantize_nvfp4
+from sdsa_quant.paging import page_views
+from support.problems import gaussian_values
+from support.quantize_cases import (
     every_maximum,
     every_value_under_every_scale,
     ties_and_their_neighbours,
 )
-from sdsa_kernels import quantize_write_nvfp4
-from sdsa_kernels.graph_timing import capture
-from sdsa_quant.nvfp4 import quantize_nvfp4
-from sdsa_quant.paging import page_views
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from problems import (
+from sdsa_kernels import backend_names, plans
+from sdsa_kernels.cute import loading as cute_loading
+from sdsa_kernels.testing.reference import reference_decode
+from sdsa_kernels.triton import backend as triton_scores
+from sdsa_quant.errors import InputError
+from sdsa_quant.formats.nvfp4 import quantize_nvfp4
+from sdsa_quant.layout import BF16_RECORD_BYTES, NVFP4_RECORD_BYTES
+from sdsa_quant.paging import page_views
+from support.problems import (
     GARBAGE_ENTRIES,
     KINDS,
     UNTOUCHED,
@@ -18,12 +26,6 @@ from problems import (
     integer_values,
     make_problem,
 )
-from sdsa_kernels import backend_names, cute_loading, plans, triton_scores
-from sdsa_kernels.reference import reference_decode
-from sdsa_quant.errors import InputError
-from sdsa_quant.layout import BF16_RECORD_BYTES, NVFP4_RECORD_BYTES
-from sdsa_quant.nvfp4 import quantize_nvfp4
-from sdsa_quant.paging import page_views
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sdsa_quant.key_formats import KEY_FORMATS
-from sdsa_quant.study_inputs import StudyInputs, open_layers
-from sdsa_quant.study_rows import unpack_rows
-from sdsa_quant.study_settings import StudySettings, transform_choices
-from sdsa_quant.study_unit import fit_layer, measure_unit
-from sdsa_quant.transforms import hadamard
+from sdsa_quant.formats.key_formats import KEY_FORMATS
+from sdsa_quant.formats.transforms import hadamard
+from sdsa_quant.study.layers import StudyInputs, open_layers
+from sdsa_quant.study.rows import unpack_rows
+from sdsa_quant.study.settings import StudySettings, transform_choices
+from sdsa_quant.study.unit import fit_layer, measure_unit
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from studies import save_layers
+from support.studies import save_layers
 
 pytestmark = pytest.mark.gpu
 

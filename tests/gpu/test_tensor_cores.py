@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from problems import UNTOUCHED, assert_scores, make_problem
-from sdsa_kernels import cute_self_check, plans
-from sdsa_kernels.availability import capability
-from sdsa_kernels.cute_self_check import SWITCH, is_trusted, known_reason_against
-from sdsa_kernels.cute_variants import ARCHITECTURES, TENSOR_CORE, TENSOR_CORE_VARIANTS
-from sdsa_quant.scale_order import linear_to_128x4
+from sdsa_kernels import plans
+from sdsa_kernels.cute import trust as cute_self_check
+from sdsa_kernels.cute.trust import SWITCH, is_trusted, known_reason_against
+from sdsa_kernels.cute.variants import ARCHITECTURES, TENSOR_CORE, TENSOR_CORE_VARIANTS
+from sdsa_kernels.device import capability
+from sdsa_quant.formats.scale_order import linear_to_128x4
+from support.problems import UNTOUCHED, assert_scores, make_problem
 
 pytestmark = pytest.mark.gpu
 

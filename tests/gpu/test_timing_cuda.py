@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from problems import KINDS, UNTOUCHED, assert_scores, make_problem
 from sdsa_kernels.checks import ScoreProblem, check_scores_call
-from sdsa_kernels.graph_timing import (
+from sdsa_kernels.measure.measurement import measure_problems
+from sdsa_kernels.measure.roofs import read_roof_bytes_per_second, time_page_gather
+from sdsa_kernels.measure.timing import (
     Rotation,
     capture,
     first_call_seconds,
@@ -16,10 +17,9 @@ from sdsa_kernels.graph_timing import (
     rotations_for,
     time_graph,
 )
-from sdsa_kernels.measure import measure_problems
-from sdsa_kernels.roofs import read_roof_bytes_per_second, time_page_gather
-from sdsa_kernels.traffic import score_traffic
+from sdsa_kernels.measure.traffic import score_traffic
 from sdsa_quant.errors import InputError
+from support.problems import KINDS, UNTOUCHED, assert_scores, make_problem
 
 pytestmark = pytest.mark.gpu
 

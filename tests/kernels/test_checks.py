@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from problems import UNTOUCHED, Problem, make_problem
 from sdsa_kernels import indexer_scores
 from sdsa_kernels.checks import check_scores_call
 from sdsa_quant.errors import DtypeError, InputError, UnsupportedError
+from support.problems import UNTOUCHED, Problem, make_problem
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from problems import KINDS, make_problem
-from sdsa_kernels import backends, cute_scores
+from sdsa_kernels import backends
 from sdsa_kernels.checks import ScoreProblem, check_scores_call
-from sdsa_kernels.cute_variants import (
+from sdsa_kernels.cute import backend as cute_scores
+from sdsa_kernels.cute.variants import (
     ARCHITECTURES,
     SHORT,
     loaded_together,
@@ -20,8 +20,9 @@ from sdsa_kernels.cute_variants import (
     variants_of,
     warp_variant,
 )
-from sdsa_kernels.exact_problem import with_tiled_scales
+from sdsa_kernels.testing.exact_problem import with_tiled_scales
 from sdsa_quant.errors import UnsupportedError
+from support.problems import KINDS, make_problem
 
 
 def _checked(kind: str, rows_per_group: int, generator: torch.Generator) -> ScoreProblem:

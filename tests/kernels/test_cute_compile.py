@@ -15,17 +15,17 @@ import pytest
 
 pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
-from sdsa_kernels.cute_compile import compile_variant, trace_variant
-from sdsa_kernels.cute_compile_cache import CompiledKernel
-from sdsa_kernels.cute_tcgen05_tiles import FORMATS as TILE_FORMATS
-from sdsa_kernels.cute_variants import (
+from sdsa_kernels.cute.compile import compile_variant, trace_variant
+from sdsa_kernels.cute.disk_cache import CompiledKernel
+from sdsa_kernels.cute.tcgen05.tiles import FORMATS as TILE_FORMATS
+from sdsa_kernels.cute.variants import (
     ARCHITECTURES,
     TENSOR_CORE,
     ctas_per_sm,
     split_variant,
     variants_of,
 )
-from sdsa_kernels.machine_code import (
+from sdsa_kernels.testing.machine_code import (
     disassemble,
     find_disassembler,
     innermost_loop,
@@ -202,7 +202,7 @@ def test_compiling_twice_gives_the_same_binary() -> None:
 def test_a_second_process_takes_the_kernel_from_the_cache(tmp_path: Path) -> None:
     program = (
         "import time\n"
-        "from sdsa_kernels.cute_compile_cache import compiled_kernel\n"
+        "from sdsa_kernels.cute.disk_cache import compiled_kernel\n"
         "start = time.perf_counter()\n"
         "compiled_kernel('sm_90a', 'blocks1')\n"
         "print(time.perf_counter() - start)\n"

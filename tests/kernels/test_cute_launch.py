@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sdsa_kernels.cute_compile_cache import LaunchConfig
+from sdsa_kernels.cute.disk_cache import LaunchConfig
 from sdsa_quant.errors import UnsupportedError
 
 cute_launch = pytest.importorskip(
-    "sdsa_kernels.cute_launch", reason="needs cuda-bindings", exc_type=ImportError
+    "sdsa_kernels.cute.launch", reason="needs cuda-bindings", exc_type=ImportError
 )
 
 CONFIG = LaunchConfig(

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sdsa_kernels import cute_plans, cute_tensor_maps
-from sdsa_kernels.exact_problem import exact_problem, with_tiled_scales
+from sdsa_kernels.cute import plans as cute_plans
+from sdsa_kernels.cute import tensor_maps as cute_tensor_maps
+from sdsa_kernels.testing.exact_problem import exact_problem, with_tiled_scales
 from sdsa_quant.errors import InputError
 
 QUERY, SCALES, KEYS = 2**40, 2**41, 2**42
@@ -56,7 +57,7 @@ def test_a_single_page_is_as_far_from_the_next_as_it_is_long(encoded: Encoded) -
 
 def test_boxes_are_what_the_kernels_copy() -> None:
     pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
-    from sdsa_kernels.cute_tcgen05_tiles import FORMATS
+    from sdsa_kernels.cute.tcgen05.tiles import FORMATS
 
     for variant, tile in FORMATS.items():
         values = "bf16" if "bf16" in variant else "nvfp4"

@@ -8,15 +8,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sdsa_kernels import cute_scores, cute_self_check, torch_scores
+from sdsa_kernels import torch_scores
 from sdsa_kernels.checks import ScoreProblem
-from sdsa_kernels.cute_self_check import is_trusted, known_reason_against
-from sdsa_kernels.cute_variants import TILED_SCALES_VARIANT
-from sdsa_kernels.exact_problem import exact_problem
+from sdsa_kernels.cute import backend as cute_scores
+from sdsa_kernels.cute import trust as cute_self_check
+from sdsa_kernels.cute.trust import is_trusted, known_reason_against
+from sdsa_kernels.cute.variants import TILED_SCALES_VARIANT
 from sdsa_kernels.plans import Plan
-from sdsa_kernels.reference import reference_scores
-from sdsa_kernels.score_check import UNTOUCHED
-from sdsa_kernels.synthetic import FORMATS
+from sdsa_kernels.testing.compare import UNTOUCHED
+from sdsa_kernels.testing.exact_problem import exact_problem
+from sdsa_kernels.testing.problems import FORMATS
+from sdsa_kernels.testing.reference import reference_scores
 from sdsa_quant.errors import DeviceLostError, UnsupportedError
 from sdsa_quant.layout import PAGE
 
@@ -121,9 +123,9 @@ def test_a_difference_is_said_once_and_remembered(
 
 def test_the_built_in_problem_fills_the_rings_and_has_late_ctas() -> None:
     pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
-    from sdsa_kernels.cute_tcgen05_kernel import LATE_LEAST_TILE_PAGES
-    from sdsa_kernels.cute_tcgen05_tiles import FORMATS as TILES
-    from sdsa_kernels.cute_tcgen05_tiles import TILE_PAGES
+    from sdsa_kernels.cute.tcgen05.kernel import LATE_LEAST_TILE_PAGES
+    from sdsa_kernels.cute.tcgen05.tiles import FORMATS as TILES
+    from sdsa_kernels.cute.tcgen05.tiles import TILE_PAGES
 
     pages = sum(-(-length // PAGE) for length in cute_self_check._LENGTHS)
     for tile in TILES.values():

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sdsa_kernels import machine_code
-from sdsa_kernels.machine_code import disassemble, innermost_loop, resource_usage
+from sdsa_kernels.testing import machine_code
+from sdsa_kernels.testing.machine_code import disassemble, innermost_loop, resource_usage
 
 LISTING = """
         /*0000*/                   LDC R1, c[0x0][0x37c] ;          /* 0x0000df00ff017b82 */

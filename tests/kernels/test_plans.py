@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from problems import Problem, make_problem
 from sdsa_kernels import plans
 from sdsa_quant.errors import InputError
+from support.problems import Problem, make_problem
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from problems import gaussian_values
 from sdsa_kernels.quantize_pages import quantize_keys
 from sdsa_quant.errors import InputError
-from sdsa_quant.nvfp4 import RULES, quantize_nvfp4
+from sdsa_quant.formats.nvfp4 import RULES, quantize_nvfp4
+from support.problems import gaussian_values
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 200])

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from problems import gaussian_values
 from sdsa_kernels import quantize_write_nvfp4
 from sdsa_quant.errors import DtypeError, InputError
-from sdsa_quant.nvfp4 import quantize_nvfp4
+from sdsa_quant.formats.nvfp4 import quantize_nvfp4
 from sdsa_quant.paging import page_views
+from support.problems import gaussian_values
 
 
 def arguments(generator: torch.Generator, **changes: Any) -> dict[str, Any]:

@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from caches import write_cache
-from problems import gaussian_values
-from sdsa_kernels import score_cache
-from sdsa_kernels.exact_problem import exact_problem
-from sdsa_kernels.reference import reference_scores
-from sdsa_kernels.score_cache import (
+from sdsa_kernels.scoring import task as score_cache
+from sdsa_kernels.scoring.task import (
     PieceScorer,
     ScoreTask,
     plan_scores,
     require_memory,
     takes_tiled_scales,
 )
-from sdsa_kernels.score_timing import time_scorer
+from sdsa_kernels.scoring.timing import time_scorer
+from sdsa_kernels.testing.exact_problem import exact_problem
+from sdsa_kernels.testing.reference import reference_scores
 from sdsa_quant.errors import InputError, UnsupportedError
 from sdsa_quant.paging import PagedKeys
+from support.caches import write_cache
+from support.problems import gaussian_values
 
 LENGTHS = [130, 0, 64, 300, 1]
 # Every request at least once, one twice, one of length 0, out of order.

@@ -7,7 +7,11 @@ import hashlib
 import pytest
 import torch
 
-from problems import (
+from sdsa_kernels import torch_scores
+from sdsa_kernels.testing.reference import reference_scores
+from sdsa_quant.formats.nvfp4 import quantize_nvfp4
+from sdsa_quant.formats.scale_order import linear_to_128x4
+from support.problems import (
     GARBAGE_ENTRIES,
     KINDS,
     UNTOUCHED,
@@ -15,10 +19,6 @@ from problems import (
     integer_values,
     make_problem,
 )
-from sdsa_kernels import torch_scores
-from sdsa_kernels.reference import reference_scores
-from sdsa_quant.nvfp4 import quantize_nvfp4
-from sdsa_quant.scale_order import linear_to_128x4
 
 LENGTHS = {
     "empty": [0, 0, 0],

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from compiled_quantizing import compile_quantizing
+from support.compiled_quantizing import compile_quantizing
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 pytest.importorskip("triton.experimental.gluon", reason="this Triton has no Gluon")
 
-from sdsa_kernels.triton_launch import COMPILE_OPTIONS, has_gluon, interpreting  # noqa: E402
-from sdsa_kernels.triton_scores import _TUNING  # noqa: E402
+from sdsa_kernels.triton.backend import _TUNING  # noqa: E402
+from sdsa_kernels.triton.launch import COMPILE_OPTIONS, has_gluon, interpreting  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not has_gluon(), reason="Triton before 3.6"),
@@ -33,7 +33,7 @@ def compile_scores(kind: str, capability: int) -> dict[str, str]:
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from sdsa_kernels.triton_gluon import score_kernel
+    from sdsa_kernels.triton.score_gluon import score_kernel
 
     query, keys = {
         "nvfp4": ("*i32", "*i32"),
@@ -98,7 +98,7 @@ def test_scores_compile(kind: str, capability: int) -> None:
 @pytest.mark.parametrize("capability", [80, 86, 90])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_quantizing_compiles(dtype: str, capability: int) -> None:
-    from sdsa_kernels.triton_write import _ROWS_PER_PROGRAM, _WARPS
+    from sdsa_kernels.triton.write import _ROWS_PER_PROGRAM, _WARPS
 
     compiled = compile_quantizing(dtype, capability, _ROWS_PER_PROGRAM, _WARPS)
     ptx = compiled.asm["ptx"]

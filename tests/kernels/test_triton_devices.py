@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sdsa_kernels import triton_launch, triton_scores, triton_write
 from sdsa_kernels.quantize_write import Rows
+from sdsa_kernels.triton import backend as triton_scores
+from sdsa_kernels.triton import launch as triton_launch
+from sdsa_kernels.triton import write as triton_write
 
 CAPABILITIES = {0: (7, 5), 1: (8, 0), 2: (9, 0), 3: (10, 0)}
 
@@ -42,7 +44,7 @@ def test_launches_overlap_from_sm90_on(index: int, overlaps: bool) -> None:
 
 
 def test_importing_asks_no_device() -> None:
-    script = "import torch, sdsa_kernels.triton_scores; print(torch.cuda.is_initialized())"
+    script = "import torch, sdsa_kernels.triton.backend; print(torch.cuda.is_initialized())"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert answer.stdout.strip() == "False", answer.stderr
 

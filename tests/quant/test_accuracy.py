@@ -9,8 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdsa_quant.accuracy import RowValue, nearest_rank, summarize_accuracy, summarize_longer_rows
-from sdsa_quant.metrics import RowAccuracy, TopKAccuracy, row_accuracy
+from sdsa_quant.accuracy.metrics import RowAccuracy, TopKAccuracy, row_accuracy
+from sdsa_quant.accuracy.summary import (
+    RowValue,
+    nearest_rank,
+    summarize_accuracy,
+    summarize_longer_rows,
+)
 
 
 def row_with_recall(row: int, recall: float) -> RowAccuracy:

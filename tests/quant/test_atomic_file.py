@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sdsa_quant.atomic_file import AtomicFile, write_text
 from sdsa_quant.errors import InputError
+from sdsa_quant.files.atomic_file import AtomicFile, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -97,7 +97,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.Monk
 
 WRITER = """
 import sys, time
-from sdsa_quant.atomic_file import AtomicFile
+from sdsa_quant.files.atomic_file import AtomicFile
 with AtomicFile(sys.argv[1], force=True) as file:
     file.write_at(0, b"half")
     print("writing", flush=True)
@@ -165,7 +165,7 @@ def test_a_clean_up_between_creation_and_lock_is_survived(
 
 def test_many_runs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     code = (
-        "import sys; from sdsa_quant.atomic_file import write_text\n"
+        "import sys; from sdsa_quant.files.atomic_file import write_text\n"
         "for _ in range(100): write_text(sys.argv[1], 'text', force=True)"
     )
     path = tmp_path / "out"

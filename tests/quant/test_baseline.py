@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from caches import write_cache
-from sdsa_quant import baseline
-from sdsa_quant.baseline import baseline_scores
-from sdsa_quant.baseline_file import describe_other_source, open_baseline
-from sdsa_quant.cache_file import CacheFile
+from sdsa_quant.accuracy import baseline
+from sdsa_quant.accuracy.baseline import baseline_scores
+from sdsa_quant.captures.baseline import describe_other_source, open_baseline
 from sdsa_quant.errors import CheckFailedError, InputError
+from sdsa_quant.files.cache_file import CacheFile
+from support.caches import write_cache
 
 LENGTHS = [70, 0, 5, 64]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from sdsa_quant.block_profile import (
+from sdsa_quant.accuracy.block_profile import (
     EXPONENTS,
     FIRST_EXPONENT,
     LAST_EXPONENT,
     BlockProfile,
     profile_blocks,
 )
-from sdsa_quant.nvfp4 import quantize_nvfp4
+from sdsa_quant.formats.nvfp4 import quantize_nvfp4
 
 
 def bin_of(exponent: int) -> int:

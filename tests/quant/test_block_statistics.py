@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from caches import write_cache
-from sdsa_quant.block_statistics import BlockStatistics, ScaleCounts, count_scales
-from sdsa_quant.nvfp4 import dequantize_nvfp4, quantize_nvfp4
+from sdsa_quant.accuracy.blocks import BlockStatistics, ScaleCounts, count_scales
+from sdsa_quant.formats.nvfp4 import dequantize_nvfp4, quantize_nvfp4
+from support.caches import write_cache
 
 
 def count(keys: torch.Tensor, nonfinite: str = "error") -> BlockStatistics:

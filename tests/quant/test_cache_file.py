@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from sdsa_quant.cache_file import (
+from sdsa_quant.errors import CacheFormatError, CheckFailedError, InputError
+from sdsa_quant.files.cache_file import (
     CacheFile,
     CacheWriter,
     open_cache,
     sequential_block_table,
     validate_cache,
 )
-from sdsa_quant.cache_header import CacheHeader
-from sdsa_quant.errors import CacheFormatError, CheckFailedError, InputError
-from sdsa_quant.nvfp4 import quantize_nvfp4
+from sdsa_quant.files.cache_header import CacheHeader
+from sdsa_quant.formats.nvfp4 import quantize_nvfp4
 
 HEADERS = [
     CacheHeader("nvfp4", source="keys.safetensors"),

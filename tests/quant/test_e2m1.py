@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdsa_quant import e2m1
 from sdsa_quant.errors import DtypeError, InputError
+from sdsa_quant.formats import e2m1
 
 
 def nearest_code(value: float) -> int:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from sdsa_quant import nvfp4
 from sdsa_quant.errors import InputError
-from sdsa_quant.nvfp4 import FOUR_OVER_SIX, dequantize_nvfp4, quantize_nvfp4
+from sdsa_quant.formats import nvfp4
+from sdsa_quant.formats.nvfp4 import FOUR_OVER_SIX, dequantize_nvfp4, quantize_nvfp4
 
 
 def independent_block(block: np.ndarray, largest_code: int) -> tuple[np.ndarray, int, np.ndarray]:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from sdsa_quant import e4m3, fp8
 from sdsa_quant.errors import DtypeError, InputError
-from sdsa_quant.fp8 import dequantize_fp8, quantize_fp8
+from sdsa_quant.formats import e4m3, fp8
+from sdsa_quant.formats.fp8 import dequantize_fp8, quantize_fp8
 
 
 def independent_fp8(values: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sdsa_quant.errors import InputError
-from sdsa_quant.input_text import numbers_in, read_json, read_text, whole_number
+from sdsa_quant.files.text import numbers_in, read_json, read_text, whole_number
 
 
 @pytest.mark.parametrize(

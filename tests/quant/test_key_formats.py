@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sdsa_quant.errors import InputError
-from sdsa_quant.key_formats import KEY_FORMATS, key_format
+from sdsa_quant.formats.key_formats import KEY_FORMATS, key_format
 
 NAMES = list(KEY_FORMATS)
 

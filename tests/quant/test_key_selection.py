@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sdsa_quant.errors import DtypeError, InputError
-from sdsa_quant.key_selection import (
+from sdsa_quant.captures.keys import (
     CapturedKeys,
     are_queries,
     can_be_keys,
@@ -20,7 +19,8 @@ from sdsa_quant.key_selection import (
     lengths_hint,
     select_keys,
 )
-from sdsa_quant.tensor_source import TensorSource, open_tensors
+from sdsa_quant.errors import DtypeError, InputError
+from sdsa_quant.files.tensor_source import TensorSource, open_tensors
 
 BF16 = torch.bfloat16
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sdsa_quant.accuracy.metrics import RowAccuracy, TopKAccuracy, average_ranks, row_accuracy
 from sdsa_quant.errors import InputError
-from sdsa_quant.metrics import RowAccuracy, TopKAccuracy, average_ranks, row_accuracy
 
 
 def measure(

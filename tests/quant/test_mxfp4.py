@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from sdsa_quant import mxfp4
 from sdsa_quant.errors import DtypeError, InputError
-from sdsa_quant.mxfp4 import dequantize_mxfp4, quantize_mxfp4
+from sdsa_quant.formats import mxfp4
+from sdsa_quant.formats.mxfp4 import dequantize_mxfp4, quantize_mxfp4
 
 
 def independent_mxfp4(values: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from sdsa_quant import nvfp4
 from sdsa_quant.errors import DtypeError, InputError
-from sdsa_quant.nvfp4 import dequantize_nvfp4, quantize_nvfp4
+from sdsa_quant.formats import nvfp4
+from sdsa_quant.formats.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 
 NONFINITE_CLASS = 13
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sdsa_quant.cache_file import sequential_block_table
 from sdsa_quant.errors import InputError
-from sdsa_quant.nvfp4 import dequantize_nvfp4, quantize_nvfp4
+from sdsa_quant.files.cache_file import sequential_block_table
+from sdsa_quant.formats.nvfp4 import dequantize_nvfp4, quantize_nvfp4
+from sdsa_quant.formats.scale_order import linear_to_128x4
 from sdsa_quant.paging import PagedKeys, gather_keys, page_views
-from sdsa_quant.scale_order import linear_to_128x4
 
 
 def paged(keys: torch.Tensor, lengths: list[int], values: str) -> PagedKeys:

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from sdsa_quant import quantize_cache as job
-from sdsa_quant.cache_file import open_cache, validate_cache
-from sdsa_quant.cache_header import CacheHeader
+from sdsa_quant.captures.keys import CapturedKeys, captured_keys
 from sdsa_quant.errors import InputError
-from sdsa_quant.key_selection import CapturedKeys, captured_keys
-from sdsa_quant.nvfp4 import dequantize_nvfp4, quantize_nvfp4
+from sdsa_quant.files.cache_file import open_cache, validate_cache
+from sdsa_quant.files.cache_header import CacheHeader
+from sdsa_quant.files.tensor_source import open_tensors
+from sdsa_quant.formats.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from sdsa_quant.paging import gather_keys
 from sdsa_quant.quantize_cache import QuantizedCache, quantize_cache
-from sdsa_quant.tensor_source import open_tensors
 
 HEADERS = [
     CacheHeader("nvfp4"),

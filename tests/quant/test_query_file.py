@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from sdsa_quant.captures.queries import read_queries, read_requests
 from sdsa_quant.errors import DtypeError, InputError
-from sdsa_quant.query_file import read_queries, read_requests
 
 ROWS = torch.arange(4 * 128).view(4, 128).bfloat16()
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdsa_quant.errors import InputError
-from sdsa_quant.scale_order import linear_from_128x4, linear_to_128x4, tiled_bytes
+from sdsa_quant.formats.scale_order import linear_from_128x4, linear_to_128x4, tiled_bytes
 
 
 def position(row: int, column: int, columns: int) -> int:

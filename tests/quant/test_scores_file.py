@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from sdsa_quant.errors import InputError
-from sdsa_quant.scores_file import ScoresWriter, open_scores
+from sdsa_quant.files.scores_file import ScoresWriter, open_scores
 
 LENGTHS = torch.tensor([5, 0, 3], dtype=torch.int32)
 REQUESTS = torch.tensor([1, 0, 1], dtype=torch.int32)

@@ -12,17 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sdsa_quant import study as study_module
-from sdsa_quant.accuracy import summarize_accuracy
+from sdsa_quant.accuracy.summary import summarize_accuracy
 from sdsa_quant.errors import CheckFailedError, InputError
-from sdsa_quant.study import Study, Unit, measure_units, open_study, share_units
-from sdsa_quant.study_inputs import StudyInputs
-from sdsa_quant.study_ranks import Ranks, measure_with_workers
-from sdsa_quant.study_rows import unpack_rows
-from sdsa_quant.study_settings import StudySettings, transform_choices
-from sdsa_quant.study_suggestion import paired_difference, suggest
-from sdsa_quant.study_summary import StudySummary, summarize_study
-from studies import LENGTHS, layer_inputs, run_study, save_layers
+from sdsa_quant.study import run as study_module
+from sdsa_quant.study.layers import StudyInputs
+from sdsa_quant.study.ranks import Ranks, measure_with_workers
+from sdsa_quant.study.rows import unpack_rows
+from sdsa_quant.study.run import Study, Unit, measure_units, open_study, share_units
+from sdsa_quant.study.settings import StudySettings, transform_choices
+from sdsa_quant.study.suggestion import paired_difference, suggest
+from sdsa_quant.study.summary import StudySummary, summarize_study
+from support.studies import LENGTHS, layer_inputs, run_study, save_layers
 
 SETTINGS = StudySettings(
     formats=("nvfp4", "fp8"),

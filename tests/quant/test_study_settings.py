@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sdsa_quant.errors import InputError
-from sdsa_quant.key_formats import key_format
-from sdsa_quant.study_settings import Setting, StudySettings, TransformChoice, transform_choices
+from sdsa_quant.formats.key_formats import key_format
+from sdsa_quant.study.settings import Setting, StudySettings, TransformChoice, transform_choices
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sdsa_quant import study_inputs, study_unit
+from sdsa_quant.accuracy.metrics import RowAccuracy
 from sdsa_quant.errors import InputError
-from sdsa_quant.key_formats import KEY_FORMATS
-from sdsa_quant.metrics import RowAccuracy
-from sdsa_quant.study_inputs import StudyInputs, open_layers
-from sdsa_quant.study_rows import pack_rows, unpack_rows
-from sdsa_quant.study_settings import StudySettings, transform_choices
-from sdsa_quant.study_unit import (
+from sdsa_quant.formats.key_formats import KEY_FORMATS
+from sdsa_quant.formats.transforms import hadamard
+from sdsa_quant.study import layers as study_inputs
+from sdsa_quant.study import unit as study_unit
+from sdsa_quant.study.layers import StudyInputs, open_layers
+from sdsa_quant.study.rows import pack_rows, unpack_rows
+from sdsa_quant.study.settings import StudySettings, transform_choices
+from sdsa_quant.study.unit import (
     ERROR_BINS,
     ERROR_STEPS,
     UnitResult,
@@ -25,8 +27,7 @@ from sdsa_quant.study_unit import (
     fit_layer,
     measure_unit,
 )
-from sdsa_quant.transforms import hadamard
-from studies import LENGTHS, layer_inputs, save_layers
+from support.studies import LENGTHS, layer_inputs, save_layers
 
 # Eight keys (6, v, 0, ...) and the query row (0, 6, 0, ...): the scores are 6 v. The 6 sets every
 # scale: 1 for NVFP4 and MXFP4, 6 / 448 for FP8. What the formats make of v, by hand:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from sdsa_quant.errors import InputError
-from sdsa_quant.tensor_source import (
+from sdsa_quant.files.tensor_source import (
     StoredTensor,
     common_ends,
     header_metadata,

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdsa_quant import top_k
+from sdsa_quant.accuracy import top_k
+from sdsa_quant.accuracy.top_k import top_k_indices
 from sdsa_quant.errors import DtypeError, InputError
-from sdsa_quant.top_k import top_k_indices
 
 SCORES = st.one_of(
     st.sampled_from([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan]),

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdsa_quant import transforms
 from sdsa_quant.errors import InputError
-from sdsa_quant.nvfp4 import quantize_nvfp4
-from sdsa_quant.transforms import (
+from sdsa_quant.formats import transforms
+from sdsa_quant.formats.nvfp4 import quantize_nvfp4
+from sdsa_quant.formats.transforms import (
     KeyMean,
     KeyTransform,
     TransformChoice,

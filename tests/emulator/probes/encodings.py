@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from emulator.tensor_map import DataType, TensorMap
+from emulator.copies.tensor_map import DataType, TensorMap
 
 from .probe import random_integers
 

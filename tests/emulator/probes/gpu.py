@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from emulator.tensor_map import TensorMap
+from emulator.copies.tensor_map import TensorMap
 
 from .probe import MAP_BYTES, UNWRITTEN_BYTE, Probe
 

@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
-from emulator.tensor_map import TensorMap
+from emulator.copies.tensor_map import TensorMap
 
 UNWRITTEN_BYTE = 0xA5  # what outputs hold before a launch
 MAP_BYTES = 128

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from emulator.tensor_map import DataType, TensorMap
+from emulator.copies.tensor_map import DataType, TensorMap
 
 from .probe import Probe, module, raw_bytes
 

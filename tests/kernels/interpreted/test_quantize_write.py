@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from problems import gaussian_values
-from quantize_cases import every_maximum, ties_and_their_neighbours
 from sdsa_kernels.quantize_write import Rows
-from sdsa_kernels.triton_write import run_kernel
-from sdsa_quant.nvfp4 import quantize_nvfp4
+from sdsa_kernels.triton.write import run_kernel
+from sdsa_quant.formats.nvfp4 import quantize_nvfp4
+from support.problems import gaussian_values
+from support.quantize_cases import every_maximum, ties_and_their_neighbours
 
 # NumPy, which the interpreter computes with, warns where a block holds nothing but NaN.
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")

@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from problems import GARBAGE_ENTRIES, KINDS, UNTOUCHED, assert_scores, integer_values, make_problem
-from sdsa_kernels import triton_scores
 from sdsa_kernels.backends import choose_backend
 from sdsa_kernels.checks import check_scores_call
+from sdsa_kernels.triton import backend as triton_scores
+from support.problems import (
+    GARBAGE_ENTRIES,
+    KINDS,
+    UNTOUCHED,
+    assert_scores,
+    integer_values,
+    make_problem,
+)
 
 LENGTHS = {
     "empty": [0, 0],

@@ -1,0 +1,1 @@
+"""Backend ``cute``: CuTe DSL kernels, compiled, cached, loaded and launched."""

@@ -1,0 +1,84 @@
+"""Compiling one variant of the scoring kernels to a device binary; needs no GPU."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Uint32
+
+from sdsa_quant.errors import UnsupportedError
+
+from .disk_cache import CompiledKernel, LaunchConfig
+from .schedule import LATE_LEAST_PAGES
+from .variants import TENSOR_CORE_VARIANTS, ctas_per_sm
+from .warp import kernel as cute_kernel
+
+
+def compile_variant(architecture: str, variant: str) -> CompiledKernel:
+    """Trace and compile the kernel.
+
+    Parameters
+    ----------
+    architecture : str
+        Such as ``"sm_90a"``.
+    variant : str
+        One of `cute_variants.variants_of` the architecture.
+
+    Raises
+    ------
+    UnsupportedError
+        CuTe DSL gave no binary.
+    """
+    traced, config = trace_variant(architecture, variant)
+    image, symbols = traced.__cubin__, list(traced.kernel_info)
+    if not image or len(symbols) != 1:
+        raise UnsupportedError(f"CuTe DSL gave no binary for {variant} on {architecture}")
+    return CompiledKernel(image, symbols[0], config)
+
+
+def trace_variant(architecture: str, variant: str) -> tuple[Any, LaunchConfig]:
+    """What CuTe DSL makes of a variant (its PTX is ``__ptx__``), and how to launch it."""
+    trace = _trace_tensor_core_kernel if variant in TENSOR_CORE_VARIANTS else _trace_warp_kernel
+    placeholders = [Int64(0)] * 14 + [Int32(0)] * 5 + [Uint32(0)]
+    with tempfile.TemporaryDirectory(prefix="sdsa-cute-") as folder:
+        options = f"--gpu-arch {architecture} --keep-cubin --keep-ptx --dump-dir {folder}"
+        return trace(architecture, variant, placeholders, options)
+
+
+def _trace_warp_kernel(
+    architecture: str, variant: str, placeholders: list[Any], options: str
+) -> tuple[Any, LaunchConfig]:
+    ctas = ctas_per_sm(architecture)
+    traced = cute.compile(cute_kernel.launch_kernel, *placeholders, variant, ctas, options=options)
+    operands = cute_kernel.make_operands(variant)
+    return traced, LaunchConfig(
+        threads=cute_kernel.THREADS,
+        shared_bytes=cute_kernel.shared_bytes(operands),
+        ctas_per_sm=ctas,
+        teams=cute_kernel.WARPS // operands.team,
+        late_least_pages=LATE_LEAST_PAGES,
+        two_late_pages=operands.two_late_pages,
+    )
+
+
+def _trace_tensor_core_kernel(
+    architecture: str, variant: str, placeholders: list[Any], options: str
+) -> tuple[Any, LaunchConfig]:
+    # Here, since it uses an experimental part of CuTe DSL, which other kernels must not depend on.
+    from .tcgen05 import kernel as cute_tcgen05_kernel
+    from .tcgen05.rings import THREADS, shared_map
+    from .tcgen05.tiles import FORMATS
+
+    launch = cute_tcgen05_kernel.launch_tcgen05_kernel
+    traced = cute.compile(launch, *placeholders, variant, options=options)
+    tile = FORMATS[variant]
+    return traced, LaunchConfig(
+        threads=THREADS,
+        shared_bytes=shared_map(tile).total,
+        ctas_per_sm=tile.ctas_per_sm,
+        teams=1,
+        late_least_pages=cute_tcgen05_kernel.LATE_LEAST_TILE_PAGES,
+        two_late_pages=0,
+    )

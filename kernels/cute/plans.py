@@ -1,0 +1,105 @@
+"""How a call reaches a CuTe DSL kernel: its strides and sizes, and the tensor maps it may need."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+
+from sdsa_kernels.checks import NVFP4, ScoreProblem
+from sdsa_kernels.device import device_index
+from sdsa_kernels.plans import Plan
+from sdsa_quant.errors import InputError
+from sdsa_quant.layout import DIM, KEY_ALIGNMENT_BYTES, PACKED_DIM, PAGE
+
+from .loading import loaded_kernel
+from .variants import TENSOR_CORE_VARIANTS
+
+if TYPE_CHECKING:
+    from .launch import TensorMaps
+
+_PREFETCHED_TABLE_BYTES = 256 * 1024
+_MOST_MAPS = 1024  # pairs of addresses whose tensor maps a plan keeps: encoding takes microseconds
+
+# Widths of boxes of the tensor maps, and the columns of the MMAs (see cute_tcgen05_tiles).
+_BOX_BYTES = {"nvfp4": 64, "bf16": 128}
+_COLUMNS = {"nvfp4": 8, "bf16": 16}
+
+
+def plan_for(problem: ScoreProblem, variant: str) -> Plan:
+    """The launch of `problem` with a variant, loaded if need be, but for the addresses.
+
+    Raises
+    ------
+    UnsupportedError
+        The kernel cannot be loaded here or now (see `loaded_kernel`).
+    """
+    kernel = loaded_kernel(device_index(problem.device), variant)
+    query_scales, key_scales = problem.query_scales, problem.key_scales
+    return kernel.plan(
+        (
+            _row_bytes(problem.query),
+            0 if query_scales is None else query_scales.stride(0),
+            _row_bytes(problem.key_cache),
+            0 if key_scales is None else key_scales.stride(0),
+            _row_bytes(problem.block_table),
+            _row_bytes(problem.scores),
+        ),
+        problem.groups,
+        problem.rows_per_group,
+        problem.max_context,
+        _prefetched_table_bytes(problem.block_table),
+        _tensor_maps(problem) if variant in TENSOR_CORE_VARIANTS else None,
+    )
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    return tensor.stride(0) * tensor.element_size()
+
+
+def _prefetched_table_bytes(table: torch.Tensor) -> int:
+    """Bytes of the block table to prefetch: all of a small one, nothing of a large one.
+
+    Which entries a launch needs it only knows once it has read the lengths, and reading what a wide
+    table has beyond them would make the cost follow the capacity.
+    """
+    size = 4 * (table.stride(0) * (table.shape[0] - 1) + table.shape[1])
+    return size if 0 < size <= _PREFETCHED_TABLE_BYTES else 0
+
+
+def _tensor_maps(problem: ScoreProblem) -> TensorMaps:
+    """The tensor maps of query rows and pages, at any addresses."""
+    from .tensor_maps import encode_tensor_map
+
+    row_bytes = PACKED_DIM if problem.key_format == NVFP4 else 2 * DIM
+    box = _BOX_BYTES[problem.key_format]
+    query_sizes = (row_bytes, problem.rows)
+    query_strides = (_stride_between(problem.query),)
+    query_box = (box, _COLUMNS[problem.key_format])
+    key_sizes = (row_bytes, PAGE, problem.key_cache.shape[0])
+    key_strides = (row_bytes, _stride_between(problem.key_cache))
+    key_box = (box, PAGE, 1)
+    scale_mask = KEY_ALIGNMENT_BYTES - 1 if problem.tiled_scales else 0
+
+    @functools.lru_cache(maxsize=_MOST_MAPS)
+    def encoded(query: int, keys: int) -> bytes:
+        query_map = encode_tensor_map(query, query_sizes, query_strides, query_box)
+        return query_map + encode_tensor_map(keys, key_sizes, key_strides, key_box)
+
+    def encode(query: int, query_scales: int, keys: int, key_scales: int, *others: int) -> bytes:
+        if key_scales & scale_mask:
+            raise InputError(
+                f"key_scales must start at a multiple of {KEY_ALIGNMENT_BYTES} bytes, got an "
+                f"address that is {key_scales & scale_mask} bytes past one"
+            )
+        return encoded(query, keys)
+
+    return encode
+
+
+def _stride_between(tensor: torch.Tensor) -> int:
+    """Bytes between pages or rows; of a single one its size, any multiple of 16 would do."""
+    if tensor.shape[0] == 1:
+        return tensor.numel() * tensor.element_size()
+    return _row_bytes(tensor)

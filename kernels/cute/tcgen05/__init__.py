@@ -1,0 +1,1 @@
+"""The kernels of the tensor cores of an SM10x."""

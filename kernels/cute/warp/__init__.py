@@ -1,0 +1,1 @@
+"""The warp-level kernel, for every architecture from SM90 on."""

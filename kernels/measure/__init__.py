@@ -1,0 +1,1 @@
+"""Timing in CUDA graphs, the roofs beside it, and the bytes that are moved."""

@@ -1,0 +1,1 @@
+"""Scoring a whole cache in chunks, with its accuracy and timing."""

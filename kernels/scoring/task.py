@@ -1,0 +1,315 @@
+"""Score query rows against a paged cache: the whole at once, or a few groups at a time.
+
+A piece is a run of whole groups. Every group's scores come from the same arithmetic in a piece as
+in the whole, so the pieces are bitwise equal to it; they only need a smaller buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sdsa_kernels.backends import AUTO, BACKENDS, choose_backend
+from sdsa_kernels.checks import ScoreProblem, check_scores_call
+from sdsa_kernels.measure.traffic import Traffic, score_traffic
+from sdsa_kernels.memory import available_bytes
+from sdsa_kernels.scores import indexer_scores
+from sdsa_kernels.testing.exact_problem import exact_problem, with_tiled_scales
+from sdsa_quant.errors import InputError, UnsupportedError
+from sdsa_quant.formats.nvfp4 import AMAX_OVER_6, quantize_nvfp4
+from sdsa_quant.formats.transforms import KeyTransform
+from sdsa_quant.layout import MAX_ROWS
+from sdsa_quant.paging import BF16, NVFP4, PagedKeys
+
+PLAIN = KeyTransform()
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTask:
+    """Query rows and the keys to score them against; every tensor on one device."""
+
+    query: torch.Tensor  # bf16 [rows, 128] or uint8 [rows, 64]
+    query_scales: torch.Tensor | None  # float8_e4m3fn [rows, 8] with an NVFP4 query
+    unquantized_query: torch.Tensor  # bf16 [rows, 128]
+    paged: PagedKeys
+    context_lengths: torch.Tensor  # int32 [groups]
+    requests: torch.Tensor  # int32 [groups]
+    group_lengths: tuple[int, ...]  # context_lengths, known to the host
+    group_requests: tuple[int, ...]  # requests, known to the host
+    gain: float  # that the stored keys were multiplied by
+    score_shifts: torch.Tensor | None  # float32 [rows], what centering took from scores
+    backend: str
+
+    @property
+    def rows(self) -> int:
+        """Number of query rows."""
+        return self.query.shape[0]
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return len(self.group_lengths)
+
+    @property
+    def rows_per_group(self) -> int:
+        """Query rows in each group."""
+        return self.rows // self.groups
+
+    @property
+    def max_context(self) -> int:
+        """Longest context length, in keys: the width of the scores."""
+        return max(self.group_lengths)
+
+    @property
+    def query_format(self) -> str:
+        """``"nvfp4"`` or ``"bf16"``."""
+        return NVFP4 if self.query.dtype == torch.uint8 else BF16
+
+    @property
+    def device(self) -> torch.device:
+        """Device of every tensor."""
+        return self.query.device
+
+    def traffic(self) -> Traffic:
+        """Bytes that one call over every group moves."""
+        return score_traffic(
+            self.group_lengths,
+            rows_per_group=self.rows_per_group,
+            max_context=self.max_context,
+            query_format=self.query_format,
+            key_format=self.paged.values,
+        )
+
+    def score_groups(self, first: int, stop: int, scores: torch.Tensor) -> None:
+        """Score groups ``first`` to ``stop`` into float32 ``[their rows, max_context]``."""
+        indexer_scores(**self._call(first, stop, scores), backend=self.backend)
+
+    def restore_scores(self, first: int, stop: int, scores: torch.Tensor) -> None:
+        """Bring scores of groups ``first`` to ``stop`` back to what plain keys would have.
+
+        Gain and shift are the same for every key of a row, so that a ranking does not need them.
+        """
+        if self.gain != 1.0:
+            scores.div_(self.gain)  # exact, a power of two
+        if self.score_shifts is not None:
+            rows = slice(first * self.rows_per_group, stop * self.rows_per_group)
+            scores.add_(self.score_shifts[rows, None])
+
+    def chosen_backend(self, scores: torch.Tensor) -> str:
+        """Name of the backend that serves groups scored into such a buffer.
+
+        Raises
+        ------
+        RuntimeError
+            No backend, or not the one asked for, can serve them on this machine.
+        """
+        return choose_backend(self.problem(scores), self.backend).name
+
+    def problem(self, scores: torch.Tensor) -> ScoreProblem:
+        """The call over as many of the first groups as `scores` has rows for, checked."""
+        groups = scores.shape[0] // self.rows_per_group
+        return check_scores_call(**self._call(0, groups, scores))
+
+    def _call(self, first: int, stop: int, scores: torch.Tensor) -> dict[str, Any]:
+        """Arguments of `indexer_scores` for some of the groups."""
+        rows = slice(first * self.rows_per_group, stop * self.rows_per_group)
+        return {
+            "query": self.query[rows],
+            "key_cache": self.paged.key_cache,
+            "block_table": self.paged.block_table,
+            "context_lengths": self.context_lengths[first:stop],
+            "requests": self.requests[first:stop],
+            "scores": scores,
+            "query_scales": None if self.query_scales is None else self.query_scales[rows],
+            "key_scales": self.paged.key_scales,
+        }
+
+
+def plan_scores(
+    query: torch.Tensor,
+    paged: PagedKeys,
+    requests: Sequence[int],
+    *,
+    query_format: str,
+    query_name: str = "query",
+    transform: KeyTransform = PLAIN,
+    rule: str = AMAX_OVER_6,
+    device: torch.device | str = "cpu",
+    backend: str = "auto",
+) -> ScoreTask:
+    """Bring query rows and cache to one device, and quantize the rows if they are to be NVFP4.
+
+    Parameters
+    ----------
+    query : torch.Tensor
+        bfloat16 ``[rows, 128]``.
+    paged : PagedKeys
+        The cache; a group sees every key of its request.
+    requests : sequence of int
+        Request of each group; ``rows / groups`` is 1 to 8.
+    query_format : str
+        ``"bf16"`` or ``"nvfp4"``; NVFP4 query rows go with NVFP4 keys only.
+    query_name : str
+        What to call the query rows in an error.
+    transform : KeyTransform
+        What was done to the cache's keys: rows are rotated alike, scores restored.
+    rule : str
+        How the scales of NVFP4 query rows are chosen.
+    device, backend : str
+        Where to score, and with what.
+
+    Raises
+    ------
+    ValueError
+        There are no groups, the rows do not make groups of 1 to 8, a request is not in the cache,
+        NVFP4 query rows meet BF16 keys, or a query value is not finite.
+    """
+    rows, groups, in_cache = query.shape[0], len(requests), paged.context_lengths.shape[0]
+    if groups == 0 or rows % groups or not 1 <= rows // groups <= MAX_ROWS:
+        raise InputError(
+            f"query rows must be 1 to {MAX_ROWS} for each group, the same number for every group, "
+            f"got {rows} rows and {groups} groups"
+        )
+    for group, request in enumerate(requests):
+        if not 0 <= request < in_cache:
+            raise InputError(
+                f"requests must be 0 to {in_cache - 1}, the requests of the cache, got {request} "
+                f"for group {group}"
+            )
+    if query_format == NVFP4 and paged.values != NVFP4:
+        raise InputError("NVFP4 query rows go with NVFP4 keys only, the cache holds BF16 keys")
+    if not bool(query.isfinite().all()):
+        row = int((~query.isfinite()).any(dim=1).nonzero()[0])
+        raise InputError(f"{query_name}: query rows must be finite, row {row} is not")
+    unquantized = query.to(device)
+    transform = transform.to(device)
+    transformed, query_scales = transform.apply_query(unquantized), None
+    if query_format == NVFP4:
+        scored, query_scales = quantize_nvfp4(transformed, rule=rule)
+    else:
+        scored = transformed.to(torch.bfloat16)
+    centered = transform.mean is not None
+    requests_tensor = torch.tensor(requests, dtype=torch.int32)
+    context_lengths = paged.context_lengths.cpu()[requests_tensor.long()]
+    return ScoreTask(
+        query=scored,
+        query_scales=query_scales,
+        unquantized_query=unquantized,
+        paged=paged.to(device),
+        context_lengths=context_lengths.to(device),
+        requests=requests_tensor.to(device),
+        group_lengths=tuple(context_lengths.tolist()),
+        group_requests=tuple(requests),
+        gain=transform.gain,
+        score_shifts=transform.score_shifts(unquantized).float() if centered else None,
+        backend=backend,
+    )
+
+
+def takes_tiled_scales(device: torch.device | str, query_format: str, backend: str) -> bool:
+    """Whether scales in the 128x4 order can be scored on a device as they are."""
+    device = torch.device(device)
+    cute = BACKENDS[0]
+    if device.type != "cuda" or query_format != NVFP4 or backend not in (AUTO, cute.name):
+        return False
+    small = with_tiled_scales(exact_problem(NVFP4, device, (1,), rows_per_group=1))
+    return cute.reason_unsupported(small) is None
+
+
+class PieceScorer:
+    """Scores a task in pieces of whole groups, all in one buffer that is allocated here.
+
+    Parameters
+    ----------
+    task : ScoreTask
+        What to score.
+    groups_per_piece : int, optional
+        Groups in a piece, the last piece may have fewer; every group by default.
+
+    Raises
+    ------
+    ValueError
+        `groups_per_piece` is less than 1.
+    RuntimeError
+        The buffer needs more memory than there is; the message has the bytes, and a piece size that
+        fits. Or no backend can serve the task here.
+    """
+
+    def __init__(self, task: ScoreTask, groups_per_piece: int | None = None) -> None:
+        if groups_per_piece is not None and groups_per_piece < 1:
+            raise InputError(f"groups per piece must be at least 1, got {groups_per_piece}")
+        self.task = task
+        self.groups_per_piece = min(groups_per_piece or task.groups, task.groups)
+        rows = self.groups_per_piece * task.rows_per_group
+        self.buffer_bytes = _scores_bytes(rows, task.max_context)
+        self.whole_bytes = _scores_bytes(task.rows, task.max_context)
+        require_memory(task, self.groups_per_piece)
+        self._scores = torch.empty(
+            (rows, task.max_context), dtype=torch.float32, device=task.device
+        )
+        self.backend = task.chosen_backend(self._scores)
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether there is more than one piece."""
+        return self.groups_per_piece < self.task.groups
+
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Each piece's first row and scores ``[rows, max_context]``, -inf at and past a length.
+
+        The scores are a view of the buffer: the next piece overwrites them.
+        """
+        for first, stop in self._bounds():
+            scores = self._scores_of(first, stop).fill_(-torch.inf)
+            self.task.score_groups(first, stop, scores)
+            self.task.restore_scores(first, stop, scores)
+            yield first * self.task.rows_per_group, scores
+
+    def run(self) -> None:
+        """Score every piece and keep none: what a timing repeats. Allocates nothing itself."""
+        for first, stop in self._bounds():
+            self.task.score_groups(first, stop, self._scores_of(first, stop))
+
+    def problem(self) -> ScoreProblem:
+        """The call over the first piece's groups, checked."""
+        return self.task.problem(self._scores)
+
+    def _bounds(self) -> Iterator[tuple[int, int]]:
+        for first in range(0, self.task.groups, self.groups_per_piece):
+            yield first, min(first + self.groups_per_piece, self.task.groups)
+
+    def _scores_of(self, first: int, stop: int) -> torch.Tensor:
+        return self._scores[: (stop - first) * self.task.rows_per_group]
+
+
+def _scores_bytes(rows: int, max_context: int) -> int:
+    """Bytes of a float32 scores buffer."""
+    return rows * max_context * torch.float32.itemsize
+
+
+def require_memory(task: ScoreTask, groups_per_piece: int) -> None:
+    """Refuse a scores buffer that does not fit into the memory that is left.
+
+    Raises
+    ------
+    RuntimeError
+        It does not fit.
+    """
+    rows = groups_per_piece * task.rows_per_group
+    needed = _scores_bytes(rows, task.max_context)
+    available = available_bytes(task.device)
+    if needed <= available:
+        return
+    fitting = available // _scores_bytes(task.rows_per_group, task.max_context)
+    hint = (
+        f"score it in pieces, --chunk {fitting} (groups at a time) fits"
+        if fitting
+        else "not even one group at a time (--chunk 1) fits"
+    )
+    raise UnsupportedError(
+        f"the scores buffer needs {needed:,} bytes ({rows:,} rows x {task.max_context:,} keys x 4 "
+        f"bytes), but only {available:,} are available on {task.device}; {hint}"
+    )

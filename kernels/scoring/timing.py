@@ -1,0 +1,76 @@
+"""How long scoring a task takes: the one place that knows which way of timing a device has."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from sdsa_kernels.checks import ScoreProblem
+from sdsa_kernels.measure.measurement import Measurement, measure_on_the_cpu, measure_problems
+from sdsa_kernels.measure.timing import rotations_for
+from sdsa_kernels.memory import available_bytes
+from sdsa_quant.errors import InputError
+
+from .task import PieceScorer
+
+
+def time_scorer(scorer: PieceScorer, repeats: int, *, hot: bool = False) -> Measurement:
+    """Time `repeats` runs over every group: CUDA graph replays, or on a CPU plain repeats.
+
+    A GPU's replays go through copies of the cache, as many as exceed twice its L2 cache or fit into
+    its memory.
+
+    Parameters
+    ----------
+    scorer : PieceScorer
+        What to time; on a GPU it must score in one piece.
+    repeats : int
+        Samples to take.
+    hot : bool
+        On a GPU, replay on the cache itself, so that a small one is found in the L2 cache.
+
+    Raises
+    ------
+    ValueError
+        `repeats` is less than 1, or a GPU's scorer has several pieces.
+    """
+    traffic = scorer.task.traffic()
+    if scorer.task.device.type == "cpu":
+        return measure_on_the_cpu(scorer.run, traffic, repeats)
+    if scorer.in_pieces:
+        raise InputError(
+            "a graph replays one call over every group, so a GPU is timed without pieces (--chunk)"
+        )
+    problem = scorer.problem()
+    problems = [problem] if hot else _rotate(problem, traffic.key_bytes)
+    return measure_problems(problems, traffic, repeats, backend=scorer.task.backend)
+
+
+def _rotate(problem: ScoreProblem, key_bytes: int) -> list[ScoreProblem]:
+    """The problem and copies of it with cache pages of their own."""
+    cache_bytes = problem.key_cache.untyped_storage().nbytes()
+    if problem.key_scales is not None:
+        cache_bytes += problem.key_scales.untyped_storage().nbytes()
+    fitting = 1 + available_bytes(problem.device) // max(cache_bytes, 1)
+    count = min(rotations_for(key_bytes, problem.device), fitting)
+    return [problem, *(_with_own_pages(problem) for _ in range(count - 1))]
+
+
+def _with_own_pages(problem: ScoreProblem) -> ScoreProblem:
+    """A copy of the cache in the same layout: views of one buffer stay views of one buffer."""
+    copies: dict[int, torch.UntypedStorage] = {}
+
+    def moved(pages: torch.Tensor) -> torch.Tensor:
+        storage = pages.untyped_storage()
+        if storage.data_ptr() not in copies:
+            copies[storage.data_ptr()] = storage.clone()
+        fresh = torch.empty(0, dtype=pages.dtype, device=pages.device)
+        copy = copies[storage.data_ptr()]
+        return fresh.set_(copy, pages.storage_offset(), pages.shape, pages.stride())
+
+    return dataclasses.replace(
+        problem,
+        key_cache=moved(problem.key_cache),
+        key_scales=None if problem.key_scales is None else moved(problem.key_scales),
+    )

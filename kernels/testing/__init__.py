@@ -1,0 +1,1 @@
+"""Problems, the float64 reference, and what compares a backend with it."""

@@ -1,0 +1,1 @@
+"""Accuracy of scores and of quantized blocks, as defined once for the whole project."""

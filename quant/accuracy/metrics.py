@@ -1,0 +1,268 @@
+"""What quantization costs one query row: the formulas, in float64, over the keys that the row sees.
+
+With scores ``s`` and baseline scores ``b`` of the same n keys:
+
+    relative L2 = |s - b| / |b|                   max abs = max |s - b|
+    cosine      = s . b / (|s| |b|)               Spearman = Pearson correlation of the ranks,
+                                                  equal scores sharing their average rank
+    recall@k    = hits / min(k, n), a hit being a key of top-k(s) whose baseline score reaches the
+                  k-th largest of b
+    mass@k      = sum over top-k(s) of exp(c b) / sum over top-k(b) of exp(c b), c the softmax scale
+
+A value that its formula leaves undefined (a zero norm, constant scores) is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sdsa_quant.errors import InputError
+
+from .top_k import top_k_indices
+
+
+@dataclass(frozen=True, slots=True)
+class TopKAccuracy:
+    """How one row's top-k agrees with the baseline's."""
+
+    k: int
+    kept: int  # min(k, length)
+    recall: float
+    mass: float
+    chance: float  # recall of a random choice, kept / length
+    same_scores: bool  # the chosen keys' baseline scores are the baseline's k largest
+    same_set: bool  # the chosen keys are the baseline's, ties broken by lower index
+    ties_left_out: int  # keys beyond the k whose baseline score equals the k-th largest
+
+
+@dataclass(frozen=True, slots=True)
+class RowAccuracy:
+    """One query row against its baseline.
+
+    A row with a non-finite score or baseline score is invalid: its measures are None and `top_k` is
+    empty. So it is with a row of length 0, which has nothing to measure.
+    """
+
+    row: int
+    request: int
+    length: int  # keys
+    nonfinite_scores: int
+    nonfinite_baseline: int
+    relative_l2: float | None = None
+    max_abs: float | None = None
+    cosine: float | None = None
+    spearman: float | None = None
+    top_k: tuple[TopKAccuracy, ...] = ()
+
+    @property
+    def valid(self) -> bool:
+        """Whether every score and every baseline score is finite."""
+        return self.nonfinite_scores == 0 and self.nonfinite_baseline == 0
+
+
+def row_accuracy(
+    row: int,
+    request: int,
+    scores: torch.Tensor,
+    baseline: torch.Tensor,
+    *,
+    top_k: Sequence[int],
+    softmax_scale: float,
+) -> RowAccuracy:
+    """Measure one query row over the keys that it sees.
+
+    Parameters
+    ----------
+    row, request : int
+        What to call the row in a report.
+    scores, baseline : torch.Tensor
+        Inputs, float32 ``[length]``, same device; `baseline` from the unquantized keys.
+    top_k : sequence of int
+        The k to measure recall and mass for, each at least 1.
+    softmax_scale : float
+        What a score is multiplied by before the softmax; positive.
+
+    Raises
+    ------
+    ValueError
+        The two do not have the same one-dimensional shape, or the scale is not positive and finite.
+    """
+    return RowBaseline(baseline, top_k=top_k, softmax_scale=softmax_scale).measure(
+        row, request, scores
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _BestKeys:
+    """The baseline's top-k."""
+
+    k: int
+    indices: torch.Tensor  # int64 [min(k, length)], ascending
+    scores: torch.Tensor  # of these keys, highest first
+    mass: torch.Tensor
+    ties_left_out: int
+
+
+class RowBaseline:
+    """The baseline scores of one query row, to measure any number of score rows against.
+
+    What depends on the baseline alone (its ranks, its top-k, the softmax) is worked out once.
+
+    Parameters
+    ----------
+    scores : torch.Tensor
+        Input, float32 ``[length]``, from the unquantized keys.
+    top_k : sequence of int
+        The k to measure recall and mass for, each at least 1.
+    softmax_scale : float
+        What a score is multiplied by before the softmax; positive.
+
+    Raises
+    ------
+    ValueError
+        `scores` is not one-dimensional, or the scale is not positive and finite.
+    """
+
+    def __init__(self, scores: torch.Tensor, *, top_k: Sequence[int], softmax_scale: float) -> None:
+        if scores.dim() != 1:
+            raise InputError(f"baseline must be [length], got {list(scores.shape)}")
+        if not (softmax_scale > 0 and math.isfinite(softmax_scale)):
+            raise InputError(f"softmax_scale must be positive and finite, got {softmax_scale}")
+        self._scores = scores
+        self._length = scores.shape[0]
+        self._nonfinite = count_nonfinite(scores)
+        self._best: tuple[_BestKeys, ...] = ()
+        if self._length and not self._nonfinite:
+            self._wide = scores.double()
+            self._centered_ranks = centered_ranks(scores)
+            # Subtracting the largest keeps every power at or below 1, the largest at 1.
+            self._weights = ((self._wide - self._wide.max()) * softmax_scale).exp()
+            self._best = self._find_best(top_k)
+
+    def measure(self, row: int, request: int, scores: torch.Tensor) -> RowAccuracy:
+        """Measure one row of scores.
+
+        Parameters
+        ----------
+        row, request : int
+            What to call the row in a report.
+        scores : torch.Tensor
+            Input, float32 ``[length]``, on the baseline's device.
+
+        Raises
+        ------
+        ValueError
+            `scores` does not have the baseline's shape.
+        """
+        if scores.shape != self._scores.shape:
+            raise InputError(
+                f"scores and baseline must both be [length], got {list(scores.shape)} and "
+                f"{list(self._scores.shape)}"
+            )
+        nonfinite = count_nonfinite(scores)
+        if self._length == 0 or nonfinite or self._nonfinite:
+            return RowAccuracy(row, request, self._length, nonfinite, self._nonfinite)
+        wide = scores.double()
+        difference = wide - self._wide
+        return RowAccuracy(
+            row=row,
+            request=request,
+            length=self._length,
+            nonfinite_scores=0,
+            nonfinite_baseline=0,
+            relative_l2=relative_l2(difference, self._wide),
+            max_abs=float(difference.abs().max()),
+            cosine=cosine(wide, self._wide),
+            spearman=cosine(centered_ranks(scores), self._centered_ranks),
+            top_k=self._measure_top_k(scores),
+        )
+
+    def _find_best(self, top_k: Sequence[int]) -> tuple[_BestKeys, ...]:
+        if not top_k:
+            return ()
+        # A smaller top-k is the beginning of a larger one.
+        widest = top_k_indices(self._scores[None], min(max(top_k), self._length))[0]
+        found = []
+        for k in top_k:
+            indices = widest[:k]
+            scores = self._scores[indices]
+            found.append(
+                _BestKeys(
+                    k=k,
+                    indices=indices.sort().values,
+                    scores=scores,
+                    mass=self._mass(indices),
+                    ties_left_out=int((self._scores >= scores[-1]).sum()) - indices.shape[0],
+                )
+            )
+        return tuple(found)
+
+    def _mass(self, indices: torch.Tensor) -> torch.Tensor:
+        """Softmax mass of some keys, up to the common denominator."""
+        # Sorted before they are added, so that the same scores in another order have the same sum.
+        return self._weights[indices].sort(descending=True).values.sum()
+
+    def _measure_top_k(self, scores: torch.Tensor) -> tuple[TopKAccuracy, ...]:
+        if not self._best:
+            return ()
+        widest = max(best.indices.shape[0] for best in self._best)
+        chosen = top_k_indices(scores[None], widest)[0]
+        return tuple(self._compare(chosen[: best.indices.shape[0]], best) for best in self._best)
+
+    def _compare(self, chosen: torch.Tensor, best: _BestKeys) -> TopKAccuracy:
+        kept = chosen.shape[0]
+        chosen_scores = self._scores[chosen].sort(descending=True).values
+        return TopKAccuracy(
+            k=best.k,
+            kept=kept,
+            recall=int((chosen_scores >= best.scores[-1]).sum()) / kept,
+            mass=float(self._mass(chosen) / best.mass),
+            chance=kept / self._length,
+            same_scores=bool((chosen_scores == best.scores).all()),
+            same_set=bool((chosen.sort().values == best.indices).all()),
+            ties_left_out=best.ties_left_out,
+        )
+
+
+def count_nonfinite(values: torch.Tensor) -> int:
+    """How many values are NaN or infinite."""
+    return int((~values.isfinite()).sum())
+
+
+def relative_l2(difference: torch.Tensor, baseline: torch.Tensor) -> float | None:
+    """``|difference| / |baseline|`` of float64 ``[n]``; None for a zero baseline."""
+    norm = float(baseline.norm())
+    return float(difference.norm()) / norm if norm else None
+
+
+def cosine(first: torch.Tensor, second: torch.Tensor) -> float | None:
+    """Cosine of the angle between two float64 ``[n]``; None where one of them is zero."""
+    # One square root of the product, and not the product of two: equal vectors give exactly 1.
+    squares = float(first.dot(first)) * float(second.dot(second))
+    if squares == 0:
+        return None
+    return max(-1.0, min(1.0, float(first.dot(second)) / math.sqrt(squares)))
+
+
+def average_ranks(values: torch.Tensor) -> torch.Tensor:
+    """float64 ranks of ``[n]`` values from 1 up; equal values share the mean of their ranks."""
+    ordered, order = values.sort()
+    _, run, counts = ordered.unique_consecutive(return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    ranks = torch.empty(values.shape[0], dtype=torch.float64, device=values.device)
+    ranks[order] = (last - (counts - 1) / 2)[run]
+    return ranks
+
+
+def centered_ranks(values: torch.Tensor) -> torch.Tensor:
+    """`average_ranks` less their mean, which is the same with ties and without."""
+    return average_ranks(values) - (values.shape[0] + 1) / 2
+
+
+def spearman(first: torch.Tensor, second: torch.Tensor) -> float | None:
+    """Spearman's rank correlation of two ``[n]``; None where one of them is constant."""
+    return cosine(centered_ranks(first), centered_ranks(second))

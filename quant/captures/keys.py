@@ -1,0 +1,386 @@
+"""Which tensors of a source are captured keys, and how they divide into requests.
+
+Keys are BF16, F16 or F32, ``[tokens, 128]`` with the requests one after another, or
+``[requests, tokens, 128]`` padded at the end of each request. ``[tokens, 1, 128]``, one head, is
+taken as ``[tokens, 128]``. Lengths are a 1-D integer tensor,
+either one length per request or the offsets (``cu_seqlens``) at which requests begin and end.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from sdsa_quant.errors import DtypeError, InputError
+from sdsa_quant.files.cache_header import FORMAT as CACHE_FORMAT
+from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, common_ends
+from sdsa_quant.files.text import numbers_in
+from sdsa_quant.layout import DIM
+
+KEYS_NAME = "keys"  # taken where the user names no tensor
+QUERY_NAMES = ("queries", "query", "q")  # told from keys by their name alone
+LENGTHS_NAMES = ("lengths", "context_lengths", "cu_seqlens")  # hinted at where none is named
+KEY_DTYPES = ("BF16", "F16", "F32")
+_LENGTH_DTYPES = ("I32", "I64", "U32", "I16", "U16", "I8", "U8")
+# Quantized checkpoints keep scales beside a tensor under its name and one of these endings; the
+# first two are telling wherever they are.
+_GLOBAL_SCALE_ENDINGS = ("_global_scale", "_scale_2")
+_SCALE_ENDINGS = ("_scale", "_scales", "_scale_inv", ".scale", ".scales")
+_WILDCARDS = re.compile(r"\*|\?|\[!?\]?[^\]]*\]")  # of a pattern, as fnmatch takes them
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedKeys:
+    """One tensor of unquantized keys and where each request's keys lie in it."""
+
+    source: TensorSource
+    tensor: StoredTensor
+    starts: tuple[int, ...]  # first row of each request in the tensor seen as [rows, 128]
+    context_lengths: tuple[int, ...]  # keys of each request
+
+    @property
+    def name(self) -> str:
+        """The tensor's name."""
+        return self.tensor.name
+
+    def rows(self) -> torch.Tensor:
+        """The whole tensor as ``[rows, 128]`` in its own dtype, a view of the mapped file."""
+        return self.source.read(self.name).view(-1, DIM)
+
+    def read(self, request: int, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Keys ``start`` to ``stop`` of one request: ``[n, 128]`` in the tensor's own dtype.
+
+        Raises
+        ------
+        ValueError
+            The range does not lie within the request's keys.
+        """
+        length = self.context_lengths[request]
+        stop = length if stop is None else stop
+        if not 0 <= start <= stop <= length:
+            raise InputError(f"keys must lie within 0 to {length}, got {start} to {stop}")
+        first = self.starts[request]
+        return self.rows()[first + start : first + stop]
+
+
+def select_keys(source: TensorSource, pattern: str | None = None) -> list[StoredTensor]:
+    """The key tensors that `pattern` names, in natural order.
+
+    Parameters
+    ----------
+    source : TensorSource
+        Where to look.
+    pattern : str, optional
+        A tensor's name, or a pattern with ``*``, ``?`` and ``[..]``. By default the tensor named
+        ``keys``, or else the only float tensor whose last dimension is 128.
+
+    Raises
+    ------
+    ValueError
+        Nothing matches, the choice is not clear, a match is not ``[.., 128]``, or the keys are
+        quantized already.
+    TypeError
+        A match is not BF16, F16 or F32.
+    """
+    kind = source.metadata.get("format", "")
+    if kind == CACHE_FORMAT:
+        raise InputError(f"{source.path}: is a cache already; unquantized keys are needed")
+    if not len(source):
+        raise InputError(f"{source.path}: there are no tensors in it; keys are needed")
+    chosen = _default_keys(source) if pattern is None else _matching(source, pattern)
+    for tensor in chosen:
+        _refuse_quantized(source, tensor)
+        _require_key_shape(tensor)
+    return chosen
+
+
+def _matching(source: TensorSource, pattern: str) -> list[StoredTensor]:
+    if pattern in source:
+        return [source[pattern]]
+    matches = [tensor for tensor in source if fnmatch.fnmatchcase(tensor.name, pattern)]
+    if not matches and _WILDCARDS.search(pattern):
+        raise InputError(f"{source.path}: no tensor matches {pattern}; {source.describe_names()}")
+    return matches or [source[pattern]]  # which raises, and lists what there is
+
+
+def _default_keys(source: TensorSource) -> list[StoredTensor]:
+    if KEYS_NAME in source:
+        return [source[KEYS_NAME]]
+    candidates = [tensor for tensor in source if can_be_keys(tensor)]
+    if len(candidates) == 1:
+        return candidates
+    found = "none" if not candidates else f"{len(candidates)} of them"
+    pattern = _common_pattern([tensor.name for tensor in candidates if not are_queries(tensor)])
+    raise InputError(
+        f"{source.path}: no tensor is named {KEYS_NAME}, and there must be one float tensor "
+        f"[.., {DIM}], got {found}; name the keys with --keys NAME or a pattern"
+        f"{f', such as {pattern} for one cache each' if pattern else ''}; {source.describe_names()}"
+    )
+
+
+def _common_pattern(names: Sequence[str]) -> str:
+    """A pattern in quotes for several names, empty where they have nothing in common."""
+    begin, end = common_ends(names) if len(names) > 1 else ("", "")
+    return f"'{begin}*{end}'" if begin or end else ""
+
+
+def _refuse_quantized(source: TensorSource, tensor: StoredTensor) -> None:
+    for other in source:
+        companion = other.name in [tensor.name + ending for ending in _SCALE_ENDINGS]
+        if companion or other.name.endswith(_GLOBAL_SCALE_ENDINGS):
+            raise InputError(
+                f"{other.path}: input must be unquantized keys, but tensor {other.name} holds the "
+                f"scales of quantized ones"
+            )
+    if tensor.dtype not in KEY_DTYPES:
+        raise DtypeError(
+            f"{tensor.path}: tensor {tensor.name} must hold unquantized keys in "
+            f"{', '.join(KEY_DTYPES)}, got {tensor.dtype} {list(tensor.shape)}"
+        )
+
+
+def can_be_keys(tensor: StoredTensor) -> bool:
+    """Whether dtype and shape are those of unquantized keys."""
+    return tensor.dtype in KEY_DTYPES and _has_key_shape(tensor)
+
+
+def are_queries(tensor: StoredTensor) -> bool:
+    """Whether a tensor of that shape is named as query rows are."""
+    return can_be_keys(tensor) and _last_name(tensor) in QUERY_NAMES
+
+
+def can_be_lengths(tensor: StoredTensor) -> bool:
+    """Whether dtype and shape are those of lengths or offsets."""
+    return tensor.dtype in _LENGTH_DTYPES and len(tensor.shape) == 1 and tensor.shape[0] > 0
+
+
+def _last_name(tensor: StoredTensor) -> str:
+    """The last part of a dotted name."""
+    return tensor.name_in_file.rpartition(".")[2]
+
+
+def _has_key_shape(tensor: StoredTensor) -> bool:
+    return len(tensor.shape) in (2, 3) and tensor.shape[-1] == DIM
+
+
+def _require_key_shape(tensor: StoredTensor) -> None:
+    if not _has_key_shape(tensor):
+        raise InputError(
+            f"{tensor.path}: tensor {tensor.name} must be [tokens, {DIM}] or "
+            f"[requests, tokens, {DIM}], got {list(tensor.shape)}{_squeeze_hint(tensor)}"
+        )
+
+
+def _squeeze_hint(tensor: StoredTensor) -> str:
+    """What to do about dimensions of 1, such as a batch of one request; empty without any."""
+    squeezed = [size for size in tensor.shape[:-1] if size != 1]
+    if len(squeezed) + 1 == len(tensor.shape) or len(squeezed) > 2 or tensor.shape[-1] != DIM:
+        return ""
+    return f"; or squeeze it to {[*squeezed, DIM]}"
+
+
+def captured_keys(
+    source: TensorSource, tensor: StoredTensor, lengths_name: str | None = None
+) -> CapturedKeys:
+    """Divide a key tensor into requests.
+
+    Parameters
+    ----------
+    source : TensorSource
+        Where the lengths are.
+    tensor : StoredTensor
+        Keys ``[tokens, 128]`` or ``[requests, tokens, 128]``, from `select_keys`.
+    lengths_name : str, optional
+        Tensor of lengths ``[requests]`` or offsets ``[requests + 1]``. A list that starts with 0,
+        never falls and ends with the number of tokens is offsets. By default all of
+        ``[tokens, 128]`` is one request.
+
+    Raises
+    ------
+    ValueError
+        The lengths are missing where they are needed, negative, or do not fit the keys.
+    TypeError
+        The lengths are not integers.
+    """
+    if (
+        len(tensor.shape) == 3
+        and tensor.shape[1] == 1
+        and _is_one_head(source, tensor, lengths_name)
+    ):
+        tensor = replace(tensor, shape=(tensor.shape[0], DIM))
+    padded = len(tensor.shape) == 3
+    if lengths_name is None:
+        if padded:
+            raise InputError(
+                f"{tensor.path}: tensor {tensor.name} is {list(tensor.shape)}, padded requests; "
+                f"name the tensor of their lengths with --lengths{_describe_lengths_hint(source)}"
+                f"{_squeeze_hint(tensor)}"
+            )
+        return CapturedKeys(source, tensor, (0,), (tensor.shape[0],))
+    stored = source[lengths_name]
+    numbers = _read_lengths(source, stored)
+    if padded:
+        requests, tokens, _ = tensor.shape
+        lengths = _padded_lengths(tensor, stored, numbers)
+        starts = tuple(request * tokens for request in range(requests))
+        return CapturedKeys(source, tensor, starts, lengths)
+    lengths = _flat_lengths(tensor, stored, numbers)
+    starts = tuple(itertools.accumulate(lengths, initial=0))[:-1]
+    return CapturedKeys(source, tensor, starts, lengths)
+
+
+def _is_one_head(source: TensorSource, tensor: StoredTensor, lengths_name: str | None) -> bool:
+    """Whether ``[n, 1, 128]`` is ``[tokens, 1, 128]`` and not n requests padded to one token.
+
+    The two differ only where lengths say that some of the n requests are empty.
+    """
+    if lengths_name is None:
+        return True
+    numbers = _read_lengths(source, source[lengths_name])
+    return _flat_divisions(numbers, tensor.shape[0]) is not None
+
+
+def lengths_for(
+    source: TensorSource, tensor: StoredTensor, keys_pattern: str | None, lengths: str | None
+) -> str | None:
+    """The name of the tensor of lengths that goes with a key tensor.
+
+    Parameters
+    ----------
+    source : TensorSource
+        Where the lengths are.
+    tensor : StoredTensor
+        Keys that `keys_pattern` selected.
+    keys_pattern : str or None
+        What `select_keys` was given.
+    lengths : str or None
+        A name, good for every key tensor, or a pattern. Of what a pattern matches, the tensor is
+        taken whose name has the same text in place of the wildcards as the keys' has in
+        `keys_pattern`, or else the same numbers.
+
+    Raises
+    ------
+    ValueError
+        No tensor matches the pattern, or none or several of those that do go with the keys.
+    """
+    if lengths is None or lengths in source or not _WILDCARDS.search(lengths):
+        return lengths
+    matches = _matching(source, lengths)
+    wanted, numbers = _wildcard_texts(keys_pattern or "", tensor.name), numbers_in(tensor.name)
+    found = [match.name for match in matches if _wildcard_texts(lengths, match.name) == wanted]
+    if not found and numbers:
+        found = [match.name for match in matches if numbers_in(match.name) == numbers]
+    if len(found) != 1:
+        raise InputError(
+            f"{source.path}: --lengths {lengths} must match one tensor that goes with "
+            f"{tensor.name}, got {', '.join(found) or 'none'} of the {len(matches)} that it matches"
+        )
+    return found[0]
+
+
+def _wildcard_texts(pattern: str, name: str) -> tuple[str, ...]:
+    """What stands in a name for the wildcards of a pattern that it matches."""
+    expression, end = "", 0
+    for wildcard in _WILDCARDS.finditer(pattern):
+        literal = re.escape(pattern[end : wildcard.start()])
+        one = {"*": ".*", "?": "."}.get(wildcard[0], wildcard[0].replace("[!", "[^"))
+        expression, end = f"{expression}{literal}({one})", wildcard.end()
+    found = re.fullmatch(expression + re.escape(pattern[end:]), name, re.DOTALL)
+    return found.groups() if found else ()
+
+
+def lengths_candidates(source: TensorSource) -> list[str]:
+    """Names of tensors that look like lengths, for hints."""
+    return [
+        tensor.name
+        for tensor in source
+        if _last_name(tensor) in LENGTHS_NAMES and len(tensor.shape) == 1
+    ]
+
+
+def lengths_hint(source: TensorSource) -> str | None:
+    """What ``--lengths`` could be given: a name, or a pattern in quotes where there are several."""
+    names = lengths_candidates(source)
+    return _common_pattern(names) or names[0] if names else None
+
+
+def _describe_lengths_hint(source: TensorSource) -> str:
+    hint = lengths_hint(source)
+    return f", such as {hint}" if hint else f" NAME; {source.describe_names()}"
+
+
+def _read_lengths(source: TensorSource, stored: StoredTensor) -> list[int]:
+    if stored.dtype not in _LENGTH_DTYPES:
+        raise DtypeError(
+            f"{stored.path}: tensor {stored.name} must hold integer lengths, got {stored.dtype}"
+        )
+    if len(stored.shape) != 1 or stored.shape[0] == 0:
+        raise InputError(
+            f"{stored.path}: tensor {stored.name} must be [requests] lengths or [requests + 1] "
+            f"offsets, got {list(stored.shape)}"
+        )
+    numbers = source.read(stored.name).tolist()
+    for index, number in enumerate(numbers):
+        if number < 0:
+            raise InputError(
+                f"{stored.path}: tensor {stored.name} must not be negative, got {number} at {index}"
+            )
+    return numbers
+
+
+def _are_offsets(numbers: Sequence[int]) -> bool:
+    rising = all(before <= after for before, after in itertools.pairwise(numbers))
+    return len(numbers) > 1 and numbers[0] == 0 and rising
+
+
+def _differences(offsets: Sequence[int]) -> tuple[int, ...]:
+    return tuple(end - begin for begin, end in itertools.pairwise(offsets))
+
+
+def _flat_divisions(numbers: Sequence[int], tokens: int) -> tuple[int, ...] | None:
+    """Each request's length, by lengths or offsets; None where they do not fit the tokens."""
+    if _are_offsets(numbers) and numbers[-1] == tokens:
+        return _differences(numbers)
+    return tuple(numbers) if sum(numbers) == tokens else None
+
+
+def _flat_lengths(
+    tensor: StoredTensor, stored: StoredTensor, numbers: Sequence[int]
+) -> tuple[int, ...]:
+    tokens = tensor.shape[0]
+    lengths = _flat_divisions(numbers, tokens)
+    if lengths is not None:
+        return lengths
+    raise InputError(
+        f"{stored.path}: tensor {stored.name} must sum to the {tokens} keys of {tensor.name}, or "
+        f"rise from 0 to {tokens} as offsets; it sums to {sum(numbers)}, from {numbers[0]} to "
+        f"{numbers[-1]}"
+    )
+
+
+def _padded_lengths(
+    tensor: StoredTensor, stored: StoredTensor, numbers: Sequence[int]
+) -> tuple[int, ...]:
+    requests, tokens, _ = tensor.shape
+    if len(numbers) == requests + 1 and _are_offsets(numbers):
+        lengths = _differences(numbers)
+    elif len(numbers) == requests:
+        lengths = tuple(numbers)
+    else:
+        raise InputError(
+            f"{stored.path}: tensor {stored.name} must be [{requests}] lengths or "
+            f"[{requests + 1}] offsets from 0 for {tensor.name} {list(tensor.shape)}, "
+            f"got {len(numbers)} numbers from {numbers[0]}"
+        )
+    for request, length in enumerate(lengths):
+        if length > tokens:
+            raise InputError(
+                f"{stored.path}: tensor {stored.name} must not exceed the {tokens} tokens of "
+                f"{tensor.name} {list(tensor.shape)}, got {length} for request {request}"
+            )
+    return lengths

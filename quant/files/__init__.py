@@ -1,0 +1,1 @@
+"""Cache, scores and other files: safetensors read, checked and written atomically."""

@@ -1,0 +1,149 @@
+"""The header of a cache file: what its metadata says about the keys, written and checked.
+
+Version 1 is for keys as they were captured. Keys that were transformed before they were stored have
+version 2 and three more fields, so that a reader of version 1 cannot take them for plain ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sdsa_quant.errors import InputError
+from sdsa_quant.formats.nvfp4 import AMAX_OVER_6
+from sdsa_quant.formats.nvfp4 import RULES as SCALE_RULES
+from sdsa_quant.formats.scale_order import LINEAR, SCALE_ORDERS, TILED
+from sdsa_quant.formats.transforms import CENTERS, NONE, ROTATIONS, KeyTransform, require_gain
+from sdsa_quant.layout import DIM, PAGE
+from sdsa_quant.paging import BF16, NVFP4, VALUES
+
+FORMAT = "sdsa-cache"
+VERSION = "1"
+TRANSFORMED_VERSION = "2"
+NIBBLE_ORDER = "low-first"
+RULES = {NVFP4: SCALE_RULES, BF16: (NONE,)}
+
+INTERLEAVED = "interleaved"
+SEPARATE = "separate"
+LAYOUTS = (INTERLEAVED, SEPARATE)
+
+_TRANSFORM_FIELDS = ("rotate", "gain", "center")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheHeader:
+    """How a cache stores its keys."""
+
+    values: str  # "nvfp4" or "bf16"
+    layout: str = INTERLEAVED  # or "separate"
+    scale_order: str = LINEAR  # or "128x4", with NVFP4 in the separate layout
+    source: str = ""  # name of the file that the keys came from
+    rule: str = AMAX_OVER_6  # of NVFP4 scales, or "4over6"
+    rotate: str = NONE  # or "hadamard"
+    gain: float = 1.0  # a power of two that the stored keys are multiplied by
+    center: str = NONE  # or "channel": the file's key_mean was subtracted
+
+    def __post_init__(self) -> None:
+        _require_choice("values", self.values, VALUES)
+        _require_choice("layout", self.layout, LAYOUTS)
+        _require_choice("scale_order", self.scale_order, SCALE_ORDERS)
+        _require_choice("rule", self.rule, SCALE_RULES)
+        _require_choice("rotate", self.rotate, ROTATIONS)
+        _require_choice("center", self.center, CENTERS)
+        require_gain(self.gain, str(self.gain))
+        if self.values == BF16 and self.rule != AMAX_OVER_6:
+            raise InputError(f"rule {self.rule} goes with values nvfp4, got values {self.values}")
+        if self.scale_order == TILED and (self.layout != SEPARATE or self.values != NVFP4):
+            raise InputError(
+                f"scale_order 128x4 goes with layout separate and values nvfp4, "
+                f"got layout {self.layout} and values {self.values}"
+            )
+
+    @property
+    def is_transformed(self) -> bool:
+        """Whether the stored keys are not the captured ones."""
+        return (self.rotate, self.gain, self.center) != (NONE, 1.0, NONE)
+
+    def with_transform(self, transform: KeyTransform) -> CacheHeader:
+        """The header of the same cache of keys that went through `transform`."""
+        return replace(self, rotate=transform.rotate, gain=transform.gain, center=transform.center)
+
+    def metadata(self) -> dict[str, str]:
+        """The header's metadata, strings only as safetensors wants them."""
+        transform = {"rotate": self.rotate, "gain": repr(self.gain), "center": self.center}
+        return {
+            "format": FORMAT,
+            "version": TRANSFORMED_VERSION if self.is_transformed else VERSION,
+            "values": self.values,
+            "layout": self.layout,
+            "scale_order": self.scale_order,
+            "nibble_order": NIBBLE_ORDER,
+            "page_size": str(PAGE),
+            "dim": str(DIM),
+            "rule": self.rule if self.values == NVFP4 else NONE,
+            **(transform if self.is_transformed else {}),
+            "source": self.source,
+        }
+
+    @classmethod
+    def from_metadata(cls, metadata: dict[str, str]) -> CacheHeader:
+        """Read a header back.
+
+        Raises
+        ------
+        ValueError
+            A field is missing or has a value that this version does not know; it is named.
+        """
+        _require_field(metadata, "format", (FORMAT,))
+        version = _require_field(metadata, "version", (VERSION, TRANSFORMED_VERSION))
+        values = _require_field(metadata, "values", VALUES)
+        _require_field(metadata, "nibble_order", (NIBBLE_ORDER,))
+        _require_field(metadata, "page_size", (str(PAGE),))
+        _require_field(metadata, "dim", (str(DIM),))
+        rule = _require_field(metadata, "rule", RULES[values])
+        return cls(
+            values=values,
+            layout=_require_field(metadata, "layout", LAYOUTS),
+            scale_order=_require_field(metadata, "scale_order", SCALE_ORDERS),
+            source=metadata.get("source", ""),
+            rule=rule if values == NVFP4 else AMAX_OVER_6,
+            **_transform_fields(metadata, version),
+        )
+
+
+def _transform_fields(metadata: dict[str, str], version: str) -> dict[str, Any]:
+    """The transform of a header: three fields in version 2, none of them in version 1."""
+    if version == VERSION:
+        for name in _TRANSFORM_FIELDS:
+            if name in metadata:
+                raise InputError(
+                    f"header field {name} goes with version {TRANSFORMED_VERSION}, "
+                    f"got version {version}"
+                )
+        return {}
+    text = metadata.get("gain", "")
+    try:
+        gain = float(text)
+        require_gain(gain, text)
+    except ValueError:
+        raise InputError(f"header field gain must be a power of two, got {text!r}") from None
+    return {
+        "rotate": _require_field(metadata, "rotate", ROTATIONS),
+        "gain": gain,
+        "center": _require_field(metadata, "center", CENTERS),
+    }
+
+
+def _require_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def _require_field(metadata: dict[str, str], name: str, choices: Sequence[str]) -> str:
+    value = metadata.get(name)
+    if value is None:
+        raise InputError(f"header field {name} is missing, it must be {' or '.join(choices)}")
+    if value not in choices:
+        raise InputError(f"header field {name} must be {' or '.join(choices)}, got {value!r}")
+    return value

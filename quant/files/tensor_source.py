@@ -1,0 +1,299 @@
+"""Tensors in safetensors files: one file, a folder of files, or a sharded model's index.
+
+Only headers are read until a tensor is used, and then it is a view of the mapped file. Where there
+is an index (``*.safetensors.index.json``), it alone says which file holds which tensor; other files
+beside it are ignored. Without one, where a name is in two files of a folder, every name is preceded
+by its file's: ``layer_7:keys`` is the tensor ``keys`` of ``layer_7.safetensors``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sdsa_quant.errors import InputError
+
+from .cache_file import open_safetensors
+from .text import read_json
+
+INDEX_SUFFIX = ".safetensors.index.json"
+_DTYPE_BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64}
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_SUFFIX = ".safetensors"
+_LISTED_NAMES = 3  # in an error message
+_WORDS = re.compile(r"\d+|[^\W\d_]+|[\W_]")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What a safetensors header says about one tensor."""
+
+    name: str
+    dtype: str  # as safetensors writes it: "BF16", "F8_E4M3"
+    shape: tuple[int, ...]
+    path: Path  # the file that holds it
+    prefix: str = ""  # of the name, not in the file: "layer_7:" where files share names
+
+    @property
+    def name_in_file(self) -> str:
+        """Its name in the file that holds it."""
+        return self.name.removeprefix(self.prefix)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its data."""
+        digits = re.search(r"\d+", self.dtype)
+        bits = _DTYPE_BITS.get(self.dtype) or int(digits.group() if digits else 0)
+        return math.prod(self.shape) * bits // 8
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.dtype} {list(self.shape)})"
+
+
+class TensorSource:
+    """Tensors by name, in natural order (2 before 10), read from their mapped files when used.
+
+    Parameters
+    ----------
+    path : Path
+        What the user named.
+    tensors : iterable of StoredTensor
+        Every tensor, names unique.
+    files : dict
+        The open file of each path that a tensor is in.
+    """
+
+    def __init__(self, path: Path, tensors: Iterable[StoredTensor], files: dict[Path, Any]) -> None:
+        self.path = path
+        ordered = sorted(tensors, key=lambda tensor: natural_order(tensor.name))
+        self._tensors = {tensor.name: tensor for tensor in ordered}
+        self._files = files
+
+    def __iter__(self) -> Iterator[StoredTensor]:
+        return iter(self._tensors.values())
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        """The tensor of that name.
+
+        Raises
+        ------
+        ValueError
+            There is none; the message lists those present.
+        """
+        if name not in self._tensors:
+            raise InputError(f"{self.path}: no tensor is named {name}; {self.describe_names()}")
+        return self._tensors[name]
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold the tensors."""
+        return list(self._files)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Header metadata of all files together."""
+        merged: dict[str, str] = {}
+        for file in self._files.values():
+            merged.update(file.metadata() or {})
+        return merged
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor as a view of its mapped file; nothing is copied."""
+        stored = self[name]
+        return self._files[stored.path].get_tensor(stored.name_in_file)
+
+    def describe_names(self) -> str:
+        """A short line that names a few of the tensors, for error messages."""
+        if not self._tensors:
+            return "there are no tensors"
+        shown = [str(tensor) for tensor in self][:_LISTED_NAMES]
+        more = len(self) - len(shown)
+        rest = f" and {more} more (sdsa inspect {self.path} lists them)" if more else ""
+        return "found " + ", ".join(shown) + rest
+
+
+def natural_order(name: str) -> list[tuple[int, int, str, str]]:
+    """Sort key under which runs of digits count as numbers: layers.2 before layers.10.
+
+    The digits are compared as text, the longer run being the larger number, so that a run may have
+    any length.
+    """
+    parts = [part for part in re.split("([0-9]+)", name) if part]
+    return [_order_of_part(part) for part in parts]
+
+
+def _order_of_part(part: str) -> tuple[int, int, str, str]:
+    if not (part.isascii() and part.isdigit()):
+        return 1, 0, part, ""
+    digits = part.lstrip("0")
+    return 0, len(digits), digits, part
+
+
+def common_ends(names: Sequence[str]) -> tuple[str, str]:
+    """What several names begin and end with alike, in whole words and numbers.
+
+    ``layers.1.keys`` and ``layers.10.keys`` have ``("layers.", ".keys")`` in common.
+    """
+    words = [_WORDS.findall(name) for name in names]
+    shortest = min(map(len, words))
+    first = _common_count(words, shortest)
+    last = _common_count([name[::-1] for name in words], shortest - first)
+    return "".join(words[0][:first]), "".join(words[0][len(words[0]) - last :])
+
+
+def without_common_ends(names: Sequence[str]) -> tuple[str, list[str]]:
+    """Several names as a pattern with one ``*``, and what stands for it in each."""
+    begin, end = common_ends(names) if len(names) > 1 else ("", "")
+    return f"{begin}*{end}", [name[len(begin) : len(name) - len(end)] for name in names]
+
+
+def _common_count(words: Sequence[Sequence[str]], most: int) -> int:
+    """How many of the first words are the same in all."""
+    for index in range(most):
+        if len({name[index] for name in words}) > 1:
+            return index
+    return most
+
+
+def header_metadata(path: str | Path) -> dict[str, str]:
+    """Metadata of a safetensors file, also where the rest of it is damaged.
+
+    Empty where there is none, or nothing like a safetensors header is there.
+    """
+    if not Path(path).is_file():  # to open a pipe would be to wait for it
+        return {}
+    try:
+        with Path(path).open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, _MAX_HEADER_BYTES)))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    metadata = header.get("__metadata__") if isinstance(header, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def open_tensors(path: str | Path) -> TensorSource:
+    """Open a safetensors file, a folder of them, or a ``*.safetensors.index.json``.
+
+    Raises
+    ------
+    ValueError
+        Nothing is there, a file is damaged, an index is malformed or names what does not exist, or
+        a folder has several indices.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _open_folder(path)
+    if path.suffix == ".json":
+        return _open_index(path, path)
+    return _merge_files(path, [path])
+
+
+def source_files(path: str | Path) -> list[Path]:
+    """Every file that `open_tensors` reads of `path`: the files with tensors, and an index.
+
+    Raises
+    ------
+    ValueError
+        As `open_tensors`, as far as indices and folders are at fault.
+    """
+    path = Path(path)
+    index = path if path.suffix == ".json" and not path.is_dir() else None
+    if path.is_dir():
+        index = _index_of(path)
+        if index is None:
+            return _files_of(path)
+    if index is None:
+        return [path]
+    return [index, *(index.parent / name for name in set(_read_index(index).values()))]
+
+
+def _open_folder(folder: Path) -> TensorSource:
+    index = _index_of(folder)
+    return _merge_files(folder, _files_of(folder)) if index is None else _open_index(folder, index)
+
+
+def _index_of(folder: Path) -> Path | None:
+    indices = sorted(folder.glob(f"*{INDEX_SUFFIX}"))
+    if len(indices) > 1:
+        names = ", ".join(index.name for index in indices)
+        raise InputError(f"{folder}: has several indices ({names}); name the one to use")
+    return indices[0] if indices else None
+
+
+def _files_of(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"), key=lambda file: natural_order(file.name))
+    if not files:
+        raise InputError(f"{folder}: the folder has no *.safetensors file")
+    return files
+
+
+def _merge_files(path: Path, paths: list[Path]) -> TensorSource:
+    files = {part: open_safetensors(part) for part in paths}
+    tensors = [tensor for part in paths for tensor in _stored_tensors(part, files[part])]
+    if len({tensor.name for tensor in tensors}) < len(tensors):
+        # All of them, so that a pattern for plain names cannot miss the ones that are shared.
+        tensors = [_with_file_name(tensor) for tensor in tensors]
+    return TensorSource(path, tensors, files)
+
+
+def _with_file_name(tensor: StoredTensor) -> StoredTensor:
+    prefix = f"{tensor.path.name.removesuffix(_SUFFIX)}:"
+    return replace(tensor, name=prefix + tensor.name, prefix=prefix)
+
+
+def _open_index(path: Path, index: Path) -> TensorSource:
+    places = _read_index(index)
+    files = {}
+    present: dict[Path, dict[str, StoredTensor]] = {}
+    for file_name in sorted(set(places.values()), key=natural_order):
+        part = index.parent / file_name
+        files[part] = open_safetensors(part)
+        present[part] = {tensor.name: tensor for tensor in _stored_tensors(part, files[part])}
+    tensors = []
+    for name, file_name in places.items():
+        found = present[index.parent / file_name]
+        if name not in found:
+            raise InputError(
+                f"{index}: puts tensor {name} into {file_name}, which does not have it"
+            )
+        tensors.append(found[name])
+    return TensorSource(path, tensors, files)
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """File name of each tensor, from an index's ``weight_map``."""
+    content = read_json(index)
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
+        raise InputError(
+            f"{index}: as an index of safetensors files it must have a weight_map "
+            "from tensor names to file names"
+        )
+    for name, file_name in places.items():
+        if Path(file_name).name != file_name or "\0" in file_name:
+            raise InputError(
+                f"{index}: tensor {name} must lie in a file beside the index, got {file_name!r}"
+            )
+    return places
+
+
+def _stored_tensors(path: Path, file: Any) -> list[StoredTensor]:
+    stored = []
+    for name in file.keys():  # noqa: SIM118
+        part = file.get_slice(name)
+        stored.append(StoredTensor(name, part.get_dtype(), tuple(part.get_shape()), path))
+    return stored

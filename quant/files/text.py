@@ -1,0 +1,65 @@
+"""Text that users give: whole numbers in it, and files of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from sdsa_quant.errors import InputError
+
+INT32_MAX = 2**31 - 1
+# Ten digits are enough for an int32; Python itself refuses to convert some thousand.
+_WHOLE_NUMBER = re.compile(r"0*([0-9]{1,10})")
+
+
+def whole_number(text: str) -> int | None:
+    """The number from 0 to 2^31 - 1 that `text` is in ASCII digits; None for any other text."""
+    match = _WHOLE_NUMBER.fullmatch(text.strip())
+    number = int(match[1]) if match else None
+    return number if number is not None and number <= INT32_MAX else None
+
+
+def numbers_in(name: str) -> tuple[str, ...]:
+    """The runs of digits in a name, without leading zeros: equal where the numbers are equal."""
+    return tuple(digits.lstrip("0") for digits in re.findall("[0-9]+", name))
+
+
+def read_text(path: Path) -> str:
+    """A whole UTF-8 text file.
+
+    Raises
+    ------
+    InputError
+        It is no regular file (a pipe would be waited for), cannot be read, or is no UTF-8.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: must be a regular file, it is not")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is no UTF-8 text: {error}") from None
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises
+    ------
+    InputError
+        As `read_text`; it is no JSON, or a text in it is no Unicode (half of a surrogate pair).
+    """
+    text = read_text(path)
+    try:
+        content = json.loads(text)
+        json.dumps(content, ensure_ascii=False).encode()
+    except RecursionError:
+        raise InputError(f"{path}: is no JSON of use: nested too deeply") from None
+    except UnicodeEncodeError:
+        raise InputError(f"{path}: is no JSON of use: has a text that is no Unicode") from None
+    except ValueError as error:
+        raise InputError(f"{path}: is no JSON: {error}") from None
+    return content

@@ -1,0 +1,248 @@
+"""NVFP4 without a global scale: blocks of 16 values, E2M1 codes, one E4M3 scale per block.
+
+Per block ``x``: ``amax = max |x|``; ``scale = e4m3(amax / 6)``; ``inverse = 1 / scale``, or 0 where
+the scale is 0; ``code = e2m1(x * inverse)``. Every step is float32, rounds to nearest even and
+saturates. The scale is stored and multiplies on decode. The bits are those of
+``flashinfer.sdsa``'s writer and of the golden vectors in ``fixtures/``.
+
+That is the rule ``amax/6``. The rule ``4over6`` encodes each block twice, with ``e4m3(amax / 6)``
+and with ``e4m3(amax / 4)``, and keeps the one whose decoded values have the smaller squared error,
+the former where both are equal. Scaled to 4, a block leaves code 6 unused, but has a level at 3/4
+of its largest magnitude, in the widest gap of one scaled to 6 ("Four Over Six", Cook et al., 2025).
+Bytes and decoding are the same.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sdsa_quant.errors import DtypeError, InputError
+from sdsa_quant.layout import BLOCK, E2M1_MAX, E4M3_MAX
+
+from . import e2m1, e4m3
+
+FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+NONFINITE_CHOICES = ("error", "saturate")
+NONFINITE_MESSAGE = "values must be finite (or nonfinite='saturate' given), got NaN or infinity"
+
+AMAX_OVER_6 = "amax/6"
+FOUR_OVER_SIX = "4over6"
+RULES = (AMAX_OVER_6, FOUR_OVER_SIX)
+_SMALLER_CODE = 4.0  # what 4over6 may scale a block's largest magnitude to
+
+# Values per pass: a few MB of temporaries, so that on a CPU they stay in its caches while each
+# operation still has enough work for every thread.
+_CPU_VALUES_PER_PASS = 1 << 18  # for each thread
+_CUDA_VALUES_PER_PASS = 1 << 26
+
+# The bits of a magnitude compare like the magnitude, and integer maxima are 4 times faster.
+_BITS: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
+    # dtype: (integer dtype of the same width, bits of a magnitude, bits of infinity)
+    torch.bfloat16: (torch.int16, 0x7FFF, 0x7F80),
+    torch.float16: (torch.int16, 0x7FFF, 0x7C00),
+    torch.float32: (torch.int32, 0x7FFFFFFF, 0x7F800000),
+}
+
+
+def values_per_pass(device: torch.device) -> int:
+    """How many values to work on at a time on `device`, to bound the temporaries."""
+    if device.type == "cpu":
+        return _CPU_VALUES_PER_PASS * torch.get_num_threads()
+    return _CUDA_VALUES_PER_PASS
+
+
+def require_block_values(values: torch.Tensor, block: int) -> None:
+    """Refuse what cannot be cut into blocks of `block` floating-point values along the last axis.
+
+    Raises
+    ------
+    TypeError
+        `values` is not bfloat16, float16 or float32.
+    ValueError
+        The last dimension is no multiple of `block`.
+    """
+    if values.dtype not in FLOAT_DTYPES:
+        raise DtypeError(f"values must be bfloat16, float16 or float32, got {values.dtype}")
+    if values.dim() == 0 or values.shape[-1] % block:
+        raise InputError(
+            f"values must have a last dimension that is a multiple of {block}, "
+            f"got {list(values.shape)}"
+        )
+
+
+def quantize_nvfp4(
+    values: torch.Tensor, *, nonfinite: str = "error", rule: str = AMAX_OVER_6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``codes, scales`` of `values`, bit for bit as the module's docstring says.
+
+    Parameters
+    ----------
+    values : torch.Tensor
+        Input, bfloat16, float16 or float32 ``[..., n]``, ``n`` a multiple of 16, CPU or CUDA.
+    nonfinite : str
+        ``"error"`` refuses NaN and infinities. ``"saturate"`` does what the hardware does: NaN does
+        not count towards ``amax`` and gets code +6, an infinity saturates scale and code.
+    rule : str
+        ``"amax/6"`` or ``"4over6"``: how a block's scale is chosen.
+
+    Returns
+    -------
+    codes : torch.Tensor
+        uint8 ``[..., n / 2]``, two codes to a byte.
+    scales : torch.Tensor
+        float8_e4m3fn ``[..., n / 16]``.
+
+    Raises
+    ------
+    TypeError
+        `values` has another dtype.
+    ValueError
+        ``n`` is no multiple of 16, `nonfinite` or `rule` is unknown, or `values` are not finite
+        and `nonfinite` is ``"error"``.
+    """
+    require_block_values(values, BLOCK)
+    if nonfinite not in NONFINITE_CHOICES:
+        raise InputError(f"nonfinite must be one of {NONFINITE_CHOICES}, got {nonfinite!r}")
+    if rule not in RULES:
+        raise InputError(f"rule must be one of {RULES}, got {rule!r}")
+    quantize_pass = _quantize_blocks if rule == AMAX_OVER_6 else _quantize_blocks_twice
+    *outer, last = values.shape
+    codes = torch.empty((*outer, last // 2), dtype=torch.uint8, device=values.device)
+    scales = torch.empty((*outer, last // BLOCK), dtype=torch.float8_e4m3fn, device=values.device)
+    blocks = values.reshape(-1, BLOCK)
+    code_rows = codes.view(-1, BLOCK // 2)
+    scale_rows = scales.view(-1)
+    step = min(values_per_pass(values.device) // BLOCK, blocks.shape[0])
+    workspace = torch.empty(3 * step * BLOCK, dtype=torch.int32, device=values.device)
+    for start in range(0, blocks.shape[0], max(step, 1)):
+        part = slice(start, start + step)
+        quantize_pass(blocks[part], nonfinite, workspace, code_rows[part], scale_rows[part])
+    return codes, scales
+
+
+def _quantize_blocks(
+    blocks: torch.Tensor,
+    nonfinite: str,
+    workspace: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    largest_code: float = E2M1_MAX,
+) -> None:
+    """`quantize_nvfp4` of ``[blocks, 16]`` in one pass, into `codes` and `scales`.
+
+    `workspace` is int32 with 3 elements for each value. `largest_code` is what a block's largest
+    magnitude is scaled to.
+    """
+    integer, magnitude_mask, infinity = _BITS[blocks.dtype]
+    count = blocks.numel()
+    scaled = workspace[:count].view(torch.float32).view(blocks.shape)
+    rest = workspace[count : 3 * count]
+    magnitudes = rest.view(integer)[:count].view(blocks.shape)
+    torch.bitwise_and(blocks.view(integer), magnitude_mask, out=magnitudes)
+    amax = magnitudes.amax(-1)
+    nan = None
+    if bool((amax >= infinity).any()):
+        if nonfinite == "error":
+            raise InputError(NONFINITE_MESSAGE)
+        nan = blocks.isnan()
+        amax = magnitudes.masked_fill_(nan, 0).amax(-1)
+    scales.copy_(e4m3_scales(amax.view(blocks.dtype).float(), largest_code))
+    decoded = scales.float()
+    inverse = decoded.reciprocal().masked_fill_(decoded == 0, 0.0)
+    scaled.copy_(blocks).mul_(inverse.unsqueeze(-1))
+    if nan is not None:
+        scaled.masked_fill_(nan, E2M1_MAX)
+    e2m1.pack_in_place(e2m1.encode_in_place(scaled, rest), codes)
+
+
+def _quantize_blocks_twice(
+    blocks: torch.Tensor,
+    nonfinite: str,
+    workspace: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+) -> None:
+    """`_quantize_blocks` by the rule ``4over6``."""
+    _quantize_blocks(blocks, nonfinite, workspace, codes, scales)
+    other_codes, other_scales = torch.empty_like(codes), torch.empty_like(scales)
+    _quantize_blocks(blocks, nonfinite, workspace, other_codes, other_scales, _SMALLER_CODE)
+    values = blocks.float()
+    better = _squared_errors(values, other_codes, other_scales) < _squared_errors(
+        values, codes, scales
+    )
+    codes.copy_(torch.where(better.unsqueeze(-1), other_codes, codes))
+    scale_bytes = scales.view(torch.uint8)
+    scale_bytes.copy_(torch.where(better, other_scales.view(torch.uint8), scale_bytes))
+
+
+def _squared_errors(
+    values: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor:
+    """float32 ``[blocks]`` squared errors of float32 ``[blocks, 16]``, added as a fixed tree.
+
+    The order of the additions is spelled out so that every device chooses the same scale.
+    """
+    factors = e4m3.decode(scales, unit=e2m1.UNPACKED_UNIT)
+    squares = e2m1.unpack_float16(codes).float().mul_(factors.unsqueeze(-1))
+    squares.sub_(values).square_()
+    while squares.shape[-1] > 1:
+        half = squares.shape[-1] // 2
+        squares = squares[..., :half] + squares[..., half:]
+    return squares.squeeze(-1)
+
+
+def e4m3_scales(amax: torch.Tensor, largest_code: float = E2M1_MAX) -> torch.Tensor:
+    """``e4m3(amax / largest_code)``, saturating at 448: float32 in, float8_e4m3fn out."""
+    # A tensor divisor: CUDA turns division by a Python number into a reciprocal multiplication.
+    divisor = torch.full_like(amax, largest_code)
+    # Clamped before the cast, which gives NaN above 464 on some devices instead of saturating.
+    return (amax / divisor).clamp_(max=E4M3_MAX).to(torch.float8_e4m3fn)
+
+
+def dequantize_nvfp4(
+    codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """``code * scale``, exact in float32, bfloat16 and float16 (at most 6 significant bits).
+
+    Parameters
+    ----------
+    codes : torch.Tensor
+        Input, uint8 ``[..., n / 2]``.
+    scales : torch.Tensor
+        Input, float8_e4m3fn or its uint8 bytes ``[..., n / 16]``.
+    dtype : torch.dtype
+        Of the result; float32 by default.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[..., n]``.
+
+    Raises
+    ------
+    TypeError
+        `codes` or `scales` have the wrong dtype.
+    ValueError
+        Their shapes do not belong together.
+    """
+    if codes.dtype != torch.uint8:
+        raise DtypeError(f"codes must be uint8, got {codes.dtype}")
+    if scales.dtype not in (torch.float8_e4m3fn, torch.uint8):
+        raise DtypeError(f"scales must be float8_e4m3fn or uint8, got {scales.dtype}")
+    wanted = [*codes.shape[:-1], codes.shape[-1] // (BLOCK // 2)]
+    if codes.shape[-1] % (BLOCK // 2) or list(scales.shape) != wanted:
+        raise InputError(
+            f"scales must be {wanted} for codes {list(codes.shape)}, got {list(scales.shape)}"
+        )
+    values = torch.empty((*codes.shape[:-1], 2 * codes.shape[-1]), dtype=dtype, device=codes.device)
+    blocks = values.view(-1, BLOCK)
+    code_rows = codes.reshape(-1, BLOCK // 2)
+    scale_rows = scales.view(torch.float8_e4m3fn).reshape(-1)
+    step = min(values_per_pass(codes.device) // BLOCK, blocks.shape[0])
+    workspace = torch.empty(step * BLOCK, dtype=torch.int32, device=codes.device)
+    for start in range(0, blocks.shape[0], max(step, 1)):
+        part = slice(start, start + step)
+        factors = scale_rows[part].float() * e2m1.UNPACKED_UNIT
+        blocks[part] = e2m1.unpack_float16(code_rows[part], workspace=workspace)
+        blocks[part].mul_(factors.unsqueeze(-1))
+    return values

@@ -1,0 +1,1 @@
+"""Studies: what formats and transforms do to the ranking of every layer of a capture."""

@@ -1,0 +1,356 @@
+"""The layers of a study: key tensors and query tensors matched by name, rows matched to requests.
+
+Two tensors belong to one layer if the numbers in their names are the same: ``layers.3.keys`` and
+``layers.3.queries``. A row of queries sees all keys of its request or, in causal mode, those up to
+its own position: the rows of a request are its last positions, unless positions are given.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sdsa_quant.captures.keys import KEY_DTYPES, KEYS_NAME, CapturedKeys, captured_keys, select_keys
+from sdsa_quant.captures.queries import spread_groups, stated_rows_per_group
+from sdsa_quant.errors import InputError
+from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, open_tensors
+from sdsa_quant.files.text import numbers_in
+from sdsa_quant.layout import DIM
+
+KEYS_AT_A_TIME = 16384  # of one request: bounds every temporary that is made of keys
+
+_QUERY_NAMES = ("queries", "query", "q")
+_KEY_NAMES = ("keys", "key", "k")
+
+
+@dataclass(frozen=True, slots=True)
+class StudyInputs:
+    """What a user names: files, tensors, and how query rows belong to requests."""
+
+    keys: Path
+    queries: Path
+    keys_pattern: str | None = None
+    queries_pattern: str | None = None
+    lengths: str | None = None  # a tensor's name, or a pattern matched to the layers
+    rows_per_group: int | None = None
+    # Request of each group, or a tensor's name or pattern; spread evenly where None.
+    requests: tuple[int, ...] | str | None = None
+    causal: bool = False
+    positions: str | None = None  # a tensor's name, or a pattern; 0-based position of each row
+
+
+@dataclass(frozen=True, slots=True)
+class StudyLayer:
+    """One layer's keys and query rows."""
+
+    keys: CapturedKeys
+    queries: TensorSource
+    query_name: str
+    row_requests: tuple[int, ...]  # request of each query row
+    row_lengths: tuple[int, ...]  # keys that each query row sees
+    request_rows: tuple[tuple[int, ...], ...]  # the query rows of each request
+
+    @property
+    def name(self) -> str:
+        """Name of the layer's key tensor."""
+        return self.keys.name
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return len(self.keys.context_lengths)
+
+    def read_query(self, rows: Sequence[int]) -> torch.Tensor:
+        """bfloat16 ``[rows, 128]`` of the rows with these numbers.
+
+        Raises
+        ------
+        ValueError
+            A value is not finite; the message names tensor and row.
+        """
+        values = self.queries.read(self.query_name).reshape(-1, DIM)
+        query = values[list(rows)].to(torch.bfloat16)
+        if not bool(query.isfinite().all()):
+            place = int((~query.isfinite()).any(dim=1).nonzero()[0])
+            raise InputError(
+                f"{self.queries.path}: tensor {self.query_name} must be finite, "
+                f"row {rows[place]} is not"
+            )
+        return query
+
+    def read_keys(self, request: int, start: int, stop: int) -> torch.Tensor:
+        """Keys ``start`` to ``stop`` of one request, ``[n, 128]`` in the file's dtype.
+
+        Raises
+        ------
+        ValueError
+            A value is not finite; the message names tensor, request and key.
+        """
+        keys = self.keys.read(request, start, stop)
+        # NaN and infinities are seen in the extremes, which are found much faster than flags.
+        if keys.numel() and not all(bool(each.isfinite()) for each in keys.aminmax()):
+            place = int((~keys.isfinite()).any(dim=1).nonzero()[0])
+            raise InputError(
+                f"{self.keys.tensor.path}: tensor {self.name} must be finite, key {start + place} "
+                f"of request {request} is not"
+            )
+        return keys
+
+    def key_parts(self, request: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """First key and keys of each part of one request."""
+        length = self.keys.context_lengths[request]
+        for start in range(0, length, KEYS_AT_A_TIME):
+            yield start, self.read_keys(request, start, min(start + KEYS_AT_A_TIME, length))
+
+    def all_keys(self) -> Iterator[torch.Tensor]:
+        """The keys of every request, part by part."""
+        for request in range(self.requests):
+            for _, keys in self.key_parts(request):
+                yield keys
+
+
+def open_layers(inputs: StudyInputs) -> list[StudyLayer]:
+    """The layers that `inputs` names, in the natural order of their key tensors.
+
+    Raises
+    ------
+    ValueError
+        A file or a tensor is not what it must be, keys and queries do not match by name, or rows
+        and requests do not fit each other.
+    """
+    key_source, query_source = open_tensors(inputs.keys), open_tensors(inputs.queries)
+    key_tensors = select_keys(key_source, _keys_pattern(key_source, inputs.keys_pattern))
+    query_tensors = _select_queries(query_source, inputs.queries_pattern)
+    pairs = _match(key_source, key_tensors, query_source, query_tensors)
+    return [_layer(inputs, keys, key_source, query, query_source) for keys, query in pairs]
+
+
+def _keys_pattern(source: TensorSource, pattern: str | None) -> str | None:
+    """The pattern given, or that of the only usual name that many tensors end with."""
+    if pattern is not None or KEYS_NAME in source:
+        return pattern
+    return _usual_pattern(source, _KEY_NAMES)
+
+
+def _usual_pattern(source: TensorSource, names: Sequence[str]) -> str | None:
+    for name in names:
+        if any(tensor.name.endswith(f".{name}") for tensor in source):
+            return f"*.{name}"
+    return None
+
+
+def _select_queries(source: TensorSource, pattern: str | None) -> list[StoredTensor]:
+    if pattern is None:
+        usual = [name for name in _QUERY_NAMES if name in source]
+        pattern = usual[0] if usual else _usual_pattern(source, _QUERY_NAMES)
+    if pattern is None:
+        raise InputError(
+            f"{source.path}: no tensor is named queries or *.queries; name the query rows with "
+            f"--query-name NAME or a pattern; {source.describe_names()}"
+        )
+    exact = [source[pattern]] if pattern in source else []
+    chosen = exact or [t for t in source if fnmatch.fnmatchcase(t.name, pattern)]
+    for tensor in chosen or [source[pattern]]:
+        if (
+            tensor.dtype not in KEY_DTYPES
+            or len(tensor.shape) not in (2, 3)
+            or tensor.shape[-1] != DIM
+        ):
+            raise InputError(
+                f"{tensor.path}: tensor {tensor.name} must be unquantized query rows, "
+                f"{', '.join(KEY_DTYPES)} [rows, {DIM}] or [groups, rows, {DIM}], got "
+                f"{tensor.dtype} {list(tensor.shape)}"
+            )
+    return chosen
+
+
+def _match(
+    key_source: TensorSource,
+    keys: list[StoredTensor],
+    query_source: TensorSource,
+    queries: list[StoredTensor],
+) -> list[tuple[StoredTensor, StoredTensor]]:
+    if len(keys) == len(queries) == 1:
+        return [(keys[0], queries[0])]
+    by_numbers = _by_numbers(query_source, queries)
+    _by_numbers(key_source, keys)
+    wanted = {numbers_in(tensor.name) for tensor in keys}
+    for tensor in keys:
+        if numbers_in(tensor.name) not in by_numbers:
+            raise InputError(
+                f"{query_source.path}: no query tensor has the numbers of {tensor.name} in its "
+                f"name; there are {_names(queries)}"
+            )
+    for tensor in queries:
+        if numbers_in(tensor.name) not in wanted:
+            raise InputError(
+                f"{key_source.path}: no key tensor has the numbers of {tensor.name} in its name; "
+                f"there are {_names(keys)}"
+            )
+    return [(tensor, by_numbers[numbers_in(tensor.name)]) for tensor in keys]
+
+
+def _by_numbers(
+    source: TensorSource, tensors: list[StoredTensor]
+) -> dict[tuple[str, ...], StoredTensor]:
+    found: dict[tuple[str, ...], StoredTensor] = {}
+    for tensor in tensors:
+        numbers = numbers_in(tensor.name)
+        if numbers in found:
+            raise InputError(
+                f"{source.path}: {found[numbers].name} and {tensor.name} have the same numbers in "
+                f"their names, so that layers cannot be told apart; give a narrower pattern"
+            )
+        found[numbers] = tensor
+    return found
+
+
+def _names(tensors: Sequence[StoredTensor], most: int = 8) -> str:
+    shown = ", ".join(tensor.name for tensor in tensors[:most])
+    return shown + (f" and {len(tensors) - most} more" if len(tensors) > most else "")
+
+
+def _companion(source: TensorSource, name: str, layer: StoredTensor, option: str) -> str:
+    """The tensor that a name means for a layer: itself, or a pattern's match by numbers."""
+    if name in source:
+        return name
+    matches = [tensor for tensor in source if fnmatch.fnmatchcase(tensor.name, name)]
+    for tensor in matches:
+        if numbers_in(tensor.name) == numbers_in(layer.name):
+            return tensor.name
+    if matches:
+        raise InputError(
+            f"{source.path}: {option} {name} has no tensor with the numbers of {layer.name} in its "
+            f"name; there are {_names(matches)}"
+        )
+    return source[name].name  # which raises, and lists what there is
+
+
+def _layer(
+    inputs: StudyInputs,
+    key_tensor: StoredTensor,
+    key_source: TensorSource,
+    query_tensor: StoredTensor,
+    query_source: TensorSource,
+) -> StudyLayer:
+    lengths = inputs.lengths
+    if lengths is not None:
+        lengths = _companion(key_source, lengths, key_tensor, "--lengths")
+    keys = captured_keys(key_source, key_tensor, lengths)
+    rows = query_tensor.bytes // _row_bytes(query_tensor)
+    row_requests = _row_requests(inputs, keys, query_tensor, query_source, rows)
+    row_lengths = [keys.context_lengths[request] for request in row_requests]
+    if inputs.positions is not None:
+        name = _companion(query_source, inputs.positions, query_tensor, "--positions")
+        row_lengths = _lengths_at_positions(query_source, name, row_requests, row_lengths)
+    elif inputs.causal:
+        row_lengths = _causal_lengths(query_tensor, row_requests, row_lengths)
+    request_rows: list[list[int]] = [[] for _ in keys.context_lengths]
+    for row, request in enumerate(row_requests):
+        request_rows[request].append(row)
+    return StudyLayer(
+        keys=keys,
+        queries=query_source,
+        query_name=query_tensor.name,
+        row_requests=tuple(row_requests),
+        row_lengths=tuple(row_lengths),
+        request_rows=tuple(map(tuple, request_rows)),
+    )
+
+
+def _row_bytes(tensor: StoredTensor) -> int:
+    return DIM * (4 if tensor.dtype == "F32" else 2)
+
+
+def _row_requests(
+    inputs: StudyInputs,
+    keys: CapturedKeys,
+    query_tensor: StoredTensor,
+    query_source: TensorSource,
+    rows: int,
+) -> list[int]:
+    per_group = inputs.rows_per_group
+    if per_group is None:
+        per_group = stated_rows_per_group(query_source, query_tensor) or 1
+    in_keys = len(keys.context_lengths)
+    # No scores call is made here, so that a group may have more than 8 rows.
+    if per_group < 1 or rows == 0 or rows % per_group:
+        raise InputError(
+            f"{query_tensor.path}: tensor {query_tensor.name} must make whole groups of "
+            f"{per_group} rows (see --rows-per-group), got {rows} rows"
+        )
+    groups = rows // per_group
+    requests: Sequence[int]
+    if inputs.requests is None:
+        requests = spread_groups(groups, in_keys)
+    elif isinstance(inputs.requests, str):
+        name = _companion(query_source, inputs.requests, query_tensor, "--requests")
+        requests = _integers(query_source, name)
+    else:
+        requests = inputs.requests
+    if len(requests) != groups:
+        raise InputError(
+            f"--requests must name the request of each of the {groups} groups of "
+            f"{query_tensor.name}, got {len(requests)}"
+        )
+    for group, request in enumerate(requests):
+        if not 0 <= request < in_keys:
+            raise InputError(
+                f"requests must be 0 to {in_keys - 1}, the requests of {keys.name}, got {request} "
+                f"for group {group}"
+            )
+    return [request for request in requests for _ in range(per_group)]
+
+
+def _causal_lengths(
+    query_tensor: StoredTensor, row_requests: list[int], request_lengths: list[int]
+) -> list[int]:
+    """Keys seen by rows that are the last positions of their requests, in order."""
+    remaining = Counter(row_requests)
+    lengths = []
+    for request, length in zip(row_requests, request_lengths, strict=True):
+        remaining[request] -= 1
+        seen = length - remaining[request]
+        if seen < 1 and length:
+            raise InputError(
+                f"{query_tensor.path}: tensor {query_tensor.name} has more rows for request "
+                f"{request} than its {length} keys, so that they are not its last positions; name "
+                f"their positions with --positions"
+            )
+        lengths.append(max(seen, 0))
+    return lengths
+
+
+def _lengths_at_positions(
+    source: TensorSource, name: str, row_requests: list[int], request_lengths: list[int]
+) -> list[int]:
+    stored, positions = source[name], _integers(source, name)
+    if len(positions) != len(row_requests):
+        raise InputError(
+            f"{stored.path}: tensor {name} must be the position of each of the "
+            f"{len(row_requests)} query rows, got {list(stored.shape)}"
+        )
+    lengths = []
+    for row, position in enumerate(positions):
+        if not 0 <= position < request_lengths[row]:
+            raise InputError(
+                f"{stored.path}: tensor {name} must be 0 to {request_lengths[row] - 1} for row "
+                f"{row}, a position in request {row_requests[row]}, got {position}"
+            )
+        lengths.append(position + 1)
+    return lengths
+
+
+def _integers(source: TensorSource, name: str) -> list[int]:
+    stored, numbers = source[name], source.read(name)
+    if numbers.is_floating_point() or numbers.dtype == torch.bool:
+        raise InputError(
+            f"{stored.path}: tensor {name} must hold integers, got {stored.dtype} "
+            f"{list(stored.shape)}"
+        )
+    return numbers.flatten().tolist()

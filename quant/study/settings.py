@@ -1,0 +1,74 @@
+"""What an accuracy study compares: every format with every transform, and how it measures them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sdsa_quant.errors import InputError
+from sdsa_quant.formats.key_formats import KeyFormat, key_format
+from sdsa_quant.formats.transforms import NONE, TransformChoice
+from sdsa_quant.layout import DIM
+
+DEFAULT_FORMATS = ("nvfp4", "nvfp4-mixed", "nvfp4-4over6", "mxfp4", "fp8")
+DEFAULT_TOP_K = (64, 256, 2048)
+DEFAULT_SOFTMAX_SCALE = 1 / math.sqrt(DIM)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to store keys: a format after a transform."""
+
+    format: KeyFormat
+    transform: TransformChoice
+
+    @property
+    def label(self) -> str:
+        """Short name for tables and plots: ``nvfp4``, or ``nvfp4, center + hadamard``."""
+        label = self.transform.label
+        return self.format.name if label == NONE else f"{self.format.name}, {label}"
+
+
+@dataclass(frozen=True, slots=True)
+class StudySettings:
+    """Everything that a study measures at each layer and request."""
+
+    formats: tuple[str, ...] = DEFAULT_FORMATS
+    transforms: tuple[TransformChoice, ...] = (TransformChoice(),)
+    top_k: tuple[int, ...] = DEFAULT_TOP_K
+    softmax_scale: float = DEFAULT_SOFTMAX_SCALE
+
+    def __post_init__(self) -> None:
+        for name, items in (("formats", self.formats), ("transforms", self.transforms)):
+            if not items or len(set(items)) != len(items):
+                raise InputError(f"{name} must be given, each once, got {items}")
+        for name in self.formats:
+            key_format(name)
+        if (
+            not self.top_k
+            or any(k < 1 for k in self.top_k)
+            or len(set(self.top_k)) < len(self.top_k)
+        ):
+            raise InputError(f"top-k must be distinct numbers from 1, got {self.top_k}")
+        if not (self.softmax_scale > 0 and math.isfinite(self.softmax_scale)):
+            raise InputError(f"softmax scale must be positive and finite, got {self.softmax_scale}")
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """Transform by transform, every format."""
+        return tuple(
+            Setting(key_format(name), transform)
+            for transform, name in itertools.product(self.transforms, self.formats)
+        )
+
+
+def transform_choices(
+    rotations: Sequence[str], gains: Sequence[str], centers: Sequence[str]
+) -> tuple[TransformChoice, ...]:
+    """Every combination of the values given, the first of each first."""
+    return tuple(
+        TransformChoice(rotate, gain, center)
+        for center, rotate, gain in itertools.product(centers, rotations, gains)
+    )

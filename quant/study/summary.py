@@ -1,0 +1,268 @@
+"""Records of a study reduced to its results, in a fixed order: layers, then requests.
+
+Every number comes from sums of integers, from sorted rows, or from float64 sums in that order, so
+that the results are the same bits whichever ranks measured the units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+
+from sdsa_quant.accuracy.block_profile import BlockProfile
+from sdsa_quant.accuracy.summary import Accuracy, summarize_accuracy
+from sdsa_quant.layout import DIM
+
+from .rows import lengths, recall_column, unpack_rows
+from .run import Study
+from .settings import Setting, StudySettings
+from .unit import ERROR_BINS, UnitResult
+
+# Recall this many standard errors above chance, at least, is better than chance.
+CHANCE_STANDARD_ERRORS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBin:
+    """Recall of the rows whose lengths lie in a range."""
+
+    shortest: int  # keys, inclusive
+    longest: int
+    rows: int
+    recall: tuple[float, ...]  # mean, by k
+
+
+@dataclass(frozen=True, slots=True)
+class SettingResult:
+    """One setting over one layer, or over all of them."""
+
+    layer: str | None  # None: all layers
+    setting: Setting
+    accuracy: Accuracy
+    worst_layers: tuple[str | None, ...]  # by k: the layer of the row with the least recall
+    no_better_than_chance: tuple[bool | None, ...]  # by k; None where no row is longer than k
+    by_length: tuple[LengthBin, ...]
+    error_counts: tuple[int, ...]  # see study_unit.count_errors
+    key_error: float | None  # relative L2 error of the keys
+    channel_errors: tuple[float, ...] | None  # RMS error of each channel over the RMS of all values
+
+
+@dataclass(frozen=True, slots=True)
+class TransformResult:
+    """What one transform made of one layer's keys, or of all layers'."""
+
+    layer: str | None
+    transform: str
+    gain: float | None  # None where it is not the same for all layers
+    profile: BlockProfile
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInfo:
+    """Sizes of one layer."""
+
+    name: str
+    query_name: str
+    requests: int
+    keys: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StudySummary:
+    """Everything that a report is made of."""
+
+    settings: StudySettings
+    layers: tuple[LayerInfo, ...]
+    overall: tuple[SettingResult, ...]  # by setting
+    by_layer: tuple[tuple[SettingResult, ...], ...]  # by layer, then by setting
+    transforms: tuple[TransformResult, ...]  # all layers first, then by layer
+    row_recalls: torch.Tensor  # float64 [settings, rows, k], NaN where not measured
+    row_lengths: torch.Tensor  # float64 [rows]
+
+    @property
+    def rows_invalid(self) -> int:
+        """Rows with a non-finite score, counted for every setting."""
+        return sum(result.accuracy.rows_invalid for result in self.overall)
+
+
+class _Totals:
+    """Sums over units, for one layer or for all."""
+
+    def __init__(self, settings: StudySettings) -> None:
+        count = len(settings.settings)
+        self.rows: list[torch.Tensor] = []
+        self.error_counts = torch.zeros((count, ERROR_BINS), dtype=torch.int64)
+        self.channel_errors = torch.zeros((count, DIM), dtype=torch.float64)
+        self.channel_squares = torch.zeros(DIM, dtype=torch.float64)
+        self.profiles = [BlockProfile() for _ in settings.transforms]
+        self.gains: list[set[float]] = [set() for _ in settings.transforms]
+
+    def add(self, unit: UnitResult) -> None:
+        self.rows.append(unit.rows)
+        self.error_counts += unit.error_counts
+        self.channel_errors += unit.channel_errors
+        self.channel_squares += unit.channel_squares
+        self.profiles = [a + b for a, b in zip(self.profiles, unit.profiles, strict=True)]
+        for gains, gain in zip(self.gains, unit.gains, strict=True):
+            gains.add(gain)
+
+    def all_rows(self) -> torch.Tensor:
+        """float64 ``[settings, rows, columns]``."""
+        return torch.cat(self.rows, dim=1)
+
+
+def summarize_study(study: Study) -> StudySummary:
+    """Reduce the records of a finished study.
+
+    Raises
+    ------
+    ValueError
+        A record is missing or damaged.
+    """
+    settings = study.settings
+    whole = _Totals(settings)
+    layers, by_layer, transforms = [], [], []
+    for place, layer in enumerate(study.layers):
+        totals = _Totals(settings)
+        for request in range(layer.requests):
+            unit = study.folder.read(place, request)
+            totals.add(unit)
+            whole.add(unit)
+        layers.append(
+            LayerInfo(
+                layer.name,
+                layer.query_name,
+                layer.requests,
+                sum(layer.keys.context_lengths),
+                len(layer.row_requests),
+            )
+        )
+        by_layer.append(_setting_results(layer.name, totals, settings, ()))
+        transforms += _transform_results(layer.name, totals, settings)
+    rows = whole.all_rows()
+    recall_columns = [recall_column(place) for place in range(len(settings.top_k))]
+    return StudySummary(
+        settings=settings,
+        layers=tuple(layers),
+        overall=_setting_results(None, whole, settings, by_layer),
+        by_layer=tuple(by_layer),
+        transforms=(*_transform_results(None, whole, settings), *transforms),
+        row_recalls=rows[:, :, recall_columns],
+        row_lengths=lengths(rows[0]),
+    )
+
+
+def _transform_results(
+    layer: str | None, totals: _Totals, settings: StudySettings
+) -> list[TransformResult]:
+    return [
+        TransformResult(layer, choice.label, min(gains) if len(gains) == 1 else None, profile)
+        for choice, gains, profile in zip(
+            settings.transforms, totals.gains, totals.profiles, strict=True
+        )
+    ]
+
+
+def _setting_results(
+    layer: str | None,
+    totals: _Totals,
+    settings: StudySettings,
+    by_layer: Sequence[Sequence[SettingResult]],
+) -> tuple[SettingResult, ...]:
+    rows = totals.all_rows()
+    results = []
+    for place, setting in enumerate(settings.settings):
+        accuracy = summarize_accuracy(unpack_rows(rows[place], settings.top_k), settings.top_k)
+        of_layers = [results_of_layer[place] for results_of_layer in by_layer]
+        results.append(
+            SettingResult(
+                layer=layer,
+                setting=setting,
+                accuracy=accuracy,
+                worst_layers=_worst_layers(layer, accuracy, of_layers),
+                no_better_than_chance=tuple(
+                    _no_better_than_chance(rows[place], k, recall_column(index))
+                    for index, k in enumerate(settings.top_k)
+                ),
+                by_length=_by_length(rows[place], settings.top_k),
+                error_counts=tuple(totals.error_counts[place].tolist()),
+                key_error=_key_error(totals, place),
+                channel_errors=_channel_errors(totals, place),
+            )
+        )
+    return tuple(results)
+
+
+def _worst_layers(
+    layer: str | None, accuracy: Accuracy, of_layers: Sequence[SettingResult]
+) -> tuple[str | None, ...]:
+    """By k, the layer that the worst row is in: the first that has a row of that recall."""
+    if layer is not None:
+        return (layer,) * len(accuracy.top_k)
+    worst = []
+    for index, top_k in enumerate(accuracy.top_k):
+        least = top_k.recall.minimum
+        found = (
+            result.layer
+            for result in of_layers
+            if result.accuracy.top_k[index].recall.minimum == least
+        )
+        worst.append(next(found, None) if least is not None else None)
+    return tuple(worst)
+
+
+def _no_better_than_chance(rows: torch.Tensor, k: int, column: int) -> bool | None:
+    """Whether the mean recall is within 3 standard errors of that of random choices.
+
+    The hits of k keys drawn from n are hypergeometric: the recall has mean k / n and variance
+    (1 - k / n) (n - k) / (n (n - 1)). Rows that are not longer than k cannot miss a key and say
+    nothing.
+    """
+    telling = (lengths(rows) > k) & ~rows[:, column].isnan()
+    if not bool(telling.any()):
+        return None
+    n, recall = lengths(rows)[telling], rows[telling, column]
+    variance = (1 - k / n) * (n - k) / (n * (n - 1))
+    count = n.shape[0]
+    chance = fmean((k / n).tolist())
+    standard_error = math.sqrt(math.fsum(variance.tolist())) / count
+    return fmean(recall.tolist()) <= chance + CHANCE_STANDARD_ERRORS * standard_error
+
+
+def _by_length(rows: torch.Tensor, top_k: Sequence[int]) -> tuple[LengthBin, ...]:
+    """Measured rows by the power of two that their length does not exceed."""
+    measured = rows[~rows[:, recall_column(0)].isnan()]
+    exponents = lengths(measured).log2().ceil().long()
+    bins = []
+    for exponent in exponents.unique().tolist():
+        inside = measured[exponents == exponent]
+        bins.append(
+            LengthBin(
+                shortest=2 ** (exponent - 1) + 1 if exponent else 1,
+                longest=2**exponent,
+                rows=inside.shape[0],
+                recall=tuple(
+                    fmean(inside[:, recall_column(index)].tolist()) for index in range(len(top_k))
+                ),
+            )
+        )
+    return tuple(bins)
+
+
+def _key_error(totals: _Totals, place: int) -> float | None:
+    squares = math.fsum(totals.channel_squares.tolist())
+    if not squares:
+        return None
+    return math.sqrt(math.fsum(totals.channel_errors[place].tolist()) / squares)
+
+
+def _channel_errors(totals: _Totals, place: int) -> tuple[float, ...] | None:
+    squares = math.fsum(totals.channel_squares.tolist()) / DIM
+    if not squares:
+        return None
+    return tuple(math.sqrt(error / squares) for error in totals.channel_errors[place].tolist())

@@ -1,0 +1,249 @@
+"""One unit of a study: one request of one layer, every setting, in bounded memory.
+
+Query rows are taken a piece at a time and keys a part at a time; a part is transformed once for
+every format and encoded once for the formats that store the same bytes:
+
+    keys ── transform ──┬── encode ── decode ──┬── x query rows ── scores [formats, rows, keys]
+                        └── block profile      └── squared error by channel
+
+Scores are dot products of the decoded vectors in float64, rounded to float32 once, so that they
+show what the format does and nothing of how a kernel adds. Errors by channel are measured between
+the original keys and the decoded ones with the transform undone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sdsa_quant.accuracy.baseline import baseline_scores
+from sdsa_quant.accuracy.block_profile import BlockProfile, profile_blocks
+from sdsa_quant.accuracy.metrics import RowAccuracy, RowBaseline
+from sdsa_quant.formats.key_formats import KeyFormat
+from sdsa_quant.formats.transforms import KeyTransform, fit_transforms
+from sdsa_quant.layout import DIM
+
+from .layers import StudyLayer
+from .rows import pack_rows
+from .settings import StudySettings
+
+SCORE_BUDGET_BYTES = 256 << 20  # of all that is kept by score, for the rows of one piece
+_BASELINE_BYTES = 4 + 3 * 8  # of a baseline score, as float32 and in a RowBaseline
+
+# Score errors, as multiples of the standard deviation of the row's baseline scores, are counted in
+# steps of 1/64 from -1 to 1; what lies outside is counted in the outer bins.
+ERROR_STEPS = 64
+ERROR_BINS = 2 * ERROR_STEPS
+
+LayerTransforms = tuple[KeyTransform, ...]  # one for each of the settings' transforms
+
+
+@dataclass(frozen=True, slots=True)
+class UnitResult:
+    """What was measured of one request of one layer."""
+
+    rows: torch.Tensor  # float64 [settings, rows, columns], see study_rows
+    error_counts: torch.Tensor  # int64 [settings, ERROR_BINS]
+    channel_errors: torch.Tensor  # float64 [settings, 128], sums of squares
+    channel_squares: torch.Tensor  # float64 [128], sums of squares of the keys
+    gains: tuple[float, ...]  # by transform
+    profiles: tuple[BlockProfile, ...]  # by transform
+
+
+def fit_layer(layer: StudyLayer, settings: StudySettings) -> LayerTransforms:
+    """The settings' transforms, with this layer's mean key and gains."""
+    return fit_transforms(layer.all_keys, settings.transforms)
+
+
+def measure_unit(
+    layer: StudyLayer,
+    request: int,
+    settings: StudySettings,
+    transforms: LayerTransforms,
+    device: torch.device | str = "cpu",
+) -> UnitResult:
+    """Measure every setting on one request of one layer.
+
+    Parameters
+    ----------
+    layer, request : StudyLayer, int
+        Whose keys and query rows.
+    settings : StudySettings
+        What to compare.
+    transforms : tuple of KeyTransform
+        `fit_layer` of this layer.
+    device : torch.device or str
+        Where to compute.
+
+    Raises
+    ------
+    ValueError
+        A key or query value is not finite.
+    """
+    unit = _Unit(layer, request, settings, transforms, torch.device(device))
+    rows = layer.request_rows[request]
+    # Without query rows there is one piece all the same, for what concerns keys alone.
+    for start in range(0, max(len(rows), 1), unit.rows_per_piece):
+        unit.measure_piece(rows[start : start + unit.rows_per_piece], first=start == 0)
+    return unit.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    """Formats that store keys alike, with their places among the settings' formats."""
+
+    format: KeyFormat
+    places: tuple[int, ...]
+
+
+class _Unit:
+    """The running totals of one unit."""
+
+    def __init__(
+        self,
+        layer: StudyLayer,
+        request: int,
+        settings: StudySettings,
+        transforms: LayerTransforms,
+        device: torch.device,
+    ) -> None:
+        self._layer = layer
+        self._request = request
+        self._settings = settings
+        self._device = device
+        self._transforms = [transform.to(device) for transform in transforms]
+        self._formats = [setting.format for setting in settings.settings[: len(settings.formats)]]
+        self._codecs = _distinct_codecs(self._formats)
+        self._length = layer.keys.context_lengths[request]
+        count = len(settings.settings)
+        self._rows: list[list[RowAccuracy]] = [[] for _ in range(count)]
+        self._error_counts = torch.zeros((count, ERROR_BINS), dtype=torch.int64)
+        self._channel_errors = torch.zeros((count, DIM), dtype=torch.float64, device=device)
+        self._channel_squares = torch.zeros(DIM, dtype=torch.float64, device=device)
+        self._profiles = [BlockProfile() for _ in settings.transforms]
+
+    @property
+    def rows_per_piece(self) -> int:
+        """Query rows that fit into the score budget at once."""
+        row_bytes = (4 * len(self._formats) + _BASELINE_BYTES) * max(self._length, 1)
+        return max(1, SCORE_BUDGET_BYTES // row_bytes)
+
+    def measure_piece(self, rows: Sequence[int], *, first: bool) -> None:
+        """Measure some query rows; keys alone are measured with the first piece."""
+        query = self._layer.read_query(rows).to(self._device)
+        baseline = baseline_scores(query, self._layer.read_keys, self._request, self._length)
+        if first:
+            for _, keys in self._layer.key_parts(self._request):
+                squares = keys.to(self._device).float().square()
+                self._channel_squares += squares.sum(0, dtype=torch.float64)
+        baselines = [
+            RowBaseline(
+                scores[: self._layer.row_lengths[row]],
+                top_k=self._settings.top_k,
+                softmax_scale=self._settings.softmax_scale,
+            )
+            for row, scores in zip(rows, baseline, strict=True)
+        ]
+        for place in range(len(self._transforms)):
+            scores = self._score(place, query, first=first)
+            for format_place, row_place in itertools.product(
+                range(len(self._formats)), range(len(rows))
+            ):
+                self._measure_row(
+                    place * len(self._formats) + format_place,
+                    rows[row_place],
+                    scores[format_place, row_place],
+                    baseline[row_place],
+                    baselines[row_place],
+                )
+
+    def _score(self, place: int, query: torch.Tensor, *, first: bool) -> torch.Tensor:
+        """float32 ``[formats, rows, keys]`` of one transform, on the scale of the baseline."""
+        transform = self._transforms[place]
+        transformed_query = transform.apply_query(query)
+        wide_queries = [
+            _stored_query(key_format, transformed_query).double() for key_format in self._formats
+        ]
+        shifts = transform.score_shifts(query)[:, None]
+        scores = torch.empty(
+            (len(self._formats), query.shape[0], self._length), device=self._device
+        )
+        for start, part in self._layer.key_parts(self._request):
+            keys = part.to(self._device)
+            transformed = transform.apply_keys(keys)
+            if first:
+                self._profiles[place] += profile_blocks(transformed)
+            for codec in self._codecs:
+                decoded = codec.format.round_trip(transformed)
+                if first:
+                    self._add_channel_errors(place, codec, keys, transform.restore_keys(decoded))
+                wide_keys = decoded.double().T
+                for format_place in codec.places:
+                    products = wide_queries[format_place] @ wide_keys
+                    products.div_(transform.gain).add_(shifts)
+                    scores[format_place, :, start : start + keys.shape[0]] = products
+        return scores
+
+    def _add_channel_errors(
+        self, place: int, codec: _Codec, keys: torch.Tensor, restored: torch.Tensor
+    ) -> None:
+        errors = (restored - keys).square_().sum(0, dtype=torch.float64)
+        for format_place in codec.places:
+            self._channel_errors[place * len(self._formats) + format_place] += errors
+
+    def _measure_row(
+        self,
+        setting: int,
+        row: int,
+        scores: torch.Tensor,
+        baseline: torch.Tensor,
+        row_baseline: RowBaseline,
+    ) -> None:
+        length = self._layer.row_lengths[row]
+        scores, baseline = scores[:length], baseline[:length]
+        accuracy = row_baseline.measure(row, self._request, scores)
+        self._rows[setting].append(accuracy)
+        if accuracy.valid and length:
+            self._error_counts[setting] += count_errors(scores, baseline).cpu()
+
+    def result(self) -> UnitResult:
+        """Everything measured so far."""
+        return UnitResult(
+            rows=torch.stack([pack_rows(rows, self._settings.top_k) for rows in self._rows]),
+            error_counts=self._error_counts,
+            channel_errors=self._channel_errors.cpu(),
+            channel_squares=self._channel_squares.cpu(),
+            gains=tuple(transform.gain for transform in self._transforms),
+            profiles=tuple(self._profiles),
+        )
+
+
+def _distinct_codecs(formats: Sequence[KeyFormat]) -> list[_Codec]:
+    places: dict[object, list[int]] = {}
+    for place, key_format in enumerate(formats):
+        places.setdefault((key_format.encode, key_format.decode), []).append(place)
+    return [_Codec(formats[same[0]], tuple(same)) for same in places.values()]
+
+
+def _stored_query(key_format: KeyFormat, query: torch.Tensor) -> torch.Tensor:
+    """Transformed query rows as a kernel would get them."""
+    if key_format.quantizes_query:
+        return key_format.round_trip(query)
+    return query.to(torch.bfloat16)
+
+
+def count_errors(scores: torch.Tensor, baseline: torch.Tensor) -> torch.Tensor:
+    """int64 ``[ERROR_BINS]``: one row's score errors in standard deviations of its baseline.
+
+    Constant baseline scores have no standard deviation: exact ones count as error 0 and others as
+    the largest.
+    """
+    errors = scores.double().sub_(baseline)
+    deviation = baseline.double().std(correction=0)
+    # 0 / 0 is an exact score and becomes 0; x / 0 is infinite and lands in an outer bin.
+    steps = errors.div_(deviation).nan_to_num_(nan=0.0).mul_(ERROR_STEPS).floor_()
+    bins = steps.clamp_(-ERROR_STEPS, ERROR_STEPS - 1).long().add_(ERROR_STEPS)
+    return torch.bincount(bins, minlength=ERROR_BINS)

@@ -1,0 +1,1 @@
+"""``sdsa bench``: time scoring over a table of shapes."""

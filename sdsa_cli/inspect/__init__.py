@@ -1,0 +1,1 @@
+"""``sdsa inspect``: what a file holds, and whether a cache is valid."""

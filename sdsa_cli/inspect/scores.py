@@ -1,0 +1,97 @@
+"""The part of `sdsa inspect` that reads scores files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sdsa_cli.json_documents import command_document
+from sdsa_cli.output import Output, fields_table, heading, table
+from sdsa_cli.text import byte_count, counted
+
+from .text import describe_lengths
+
+if TYPE_CHECKING:
+    from sdsa_quant.files.scores_file import ScoresFile
+
+_LISTED_ROWS = 16  # on the terminal; JSON has them all
+_LISTED_CHOICES = 5  # best keys of each row
+_HIDDEN_FIELDS = ("format", "version")
+# Metadata that sdsa score writes, in the order and with the names that a reader sees.
+_METADATA_NAMES = {
+    "cache": "cache",
+    "queries": "queries",
+    "query_name": "query tensor",
+    "query_format": "query format",
+    "key_format": "key format",
+    "backend": "backend",
+}
+
+
+def inspect_scores(out: Output, path: str) -> None:
+    """Show a scores file: its sizes, and each row's length, range and best keys."""
+    from sdsa_quant.files.scores_file import open_scores
+
+    scores = open_scores(path)
+    rows = [_row_record(scores, row) for row in range(scores.shape.rows)]
+    out.result(*_report(scores, rows))
+    sizes = {
+        "kind": "scores",
+        "path": path,
+        "rows": scores.shape.rows,
+        "groups": scores.shape.groups,
+        "rows_per_group": scores.rows_per_group,
+        "max_context": scores.shape.max_context,
+        "top_k": scores.shape.top_k,
+        "file_bytes": scores.file_bytes,
+        "metadata": scores.metadata,
+        "row_summaries": rows,
+    }
+    out.document(command_document("inspect", sizes))
+
+
+def _row_record(scores: ScoresFile, row: int) -> dict[str, Any]:
+    """Length and range of one row; non-finite scores are counted and left out of the range."""
+    group = row // scores.rows_per_group
+    length = min(int(scores.context_lengths[group]), scores.shape.max_context)
+    visible = scores.scores[row, : max(length, 0)]
+    finite = visible[visible.isfinite()]
+    return {
+        "row": row,
+        "request": int(scores.requests[group]),
+        "length": length,
+        "min": float(finite.min()) if finite.numel() else None,
+        "max": float(finite.max()) if finite.numel() else None,
+        "nonfinite": visible.numel() - finite.numel(),
+        "best_keys": scores.top_k_indices[row, : min(_LISTED_CHOICES, length)].tolist(),
+    }
+
+
+def _report(scores: ScoresFile, rows: Sequence[dict[str, Any]]) -> list[Any]:
+    shape = scores.shape
+    fields = {
+        "rows": f"{shape.rows:,} ({counted(shape.groups, 'group')} of {scores.rows_per_group})",
+        "lengths": describe_lengths(scores.context_lengths.tolist()),
+        "width": counted(shape.max_context, "key"),
+        "top-k": f"{shape.top_k:,} indices a row",
+        "bytes": byte_count(scores.file_bytes),
+        "non-finite": f"{sum(row['nonfinite'] for row in rows):,} scores below a length",
+    }
+    fields |= _describe_metadata(scores.metadata)
+    listed = table("row", "request", "length", "min", "max", "best keys", numbers_from=0)
+    listed.columns[5].justify = "left"
+    for row in rows[:_LISTED_ROWS]:
+        low, high = ("-" if row[end] is None else f"{row[end]:.4g}" for end in ("min", "max"))
+        best = " ".join(map(str, row["best_keys"]))
+        listed.add_row(f"{row['row']}", f"{row['request']}", f"{row['length']:,}", low, high, best)
+    report = [heading(f"{scores.path}: scores"), fields_table(fields), listed]
+    if len(rows) > _LISTED_ROWS:
+        report.append(f"... and {len(rows) - _LISTED_ROWS:,} more rows; --json lists them all")
+    return report
+
+
+def _describe_metadata(metadata: dict[str, str]) -> dict[str, str]:
+    """Metadata for a reader: what is known by its name, then the rest in alphabetical order."""
+    others = sorted(set(metadata) - set(_METADATA_NAMES) - set(_HIDDEN_FIELDS))
+    names = _METADATA_NAMES | {name: name for name in others}
+    return {shown: metadata[name] for name, shown in names.items() if name in metadata}

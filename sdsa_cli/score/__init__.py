@@ -1,0 +1,1 @@
+"""``sdsa score``: score query rows against a cache."""

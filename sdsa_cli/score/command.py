@@ -1,0 +1,315 @@
+"""`sdsa score`: score query rows against a key cache, and see what its quantization costs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from sdsa_cli.json_documents import write_document
+from sdsa_cli.options import (
+    BackendOption,
+    DeviceOption,
+    ForceFlag,
+    JsonFile,
+    SoftmaxScaleOption,
+    choose_device,
+    examples,
+    json_file,
+)
+from sdsa_cli.output import Output
+from sdsa_cli.output_paths import STDOUT, check_outputs, file_output, folders_made
+from sdsa_quant.errors import CheckFailedError, InputError
+
+from .document import ScoreReport, is_valid, report_document
+from .inputs import (
+    DEFAULT_TOP_K,
+    ScoreOptions,
+    at_least_one,
+    choose_softmax_scale,
+    open_scored_cache,
+    parse_top_k,
+    requests_of_groups,
+)
+from .tables import report_tables
+
+if TYPE_CHECKING:
+    from sdsa_kernels.scoring.rows import RowScores
+    from sdsa_kernels.scoring.task import PieceScorer, ScoreTask
+    from sdsa_quant.captures.queries import Queries
+    from sdsa_quant.files.cache_file import CacheFile
+    from sdsa_quant.files.scores_file import ScoresWriter
+
+COMMAND = "score"
+EXAMPLES = examples(
+    "sdsa score cache.safetensors --queries queries.safetensors",
+    "sdsa score cache.safetensors --queries queries.safetensors --baseline keys.safetensors",
+    "sdsa score cache.safetensors --queries queries.safetensors --requests 0,0,1 --top-k 64,256",
+    "sdsa score cache.safetensors --queries queries.safetensors --graph-replay 100 --json",
+    "sdsa score cache.safetensors --queries queries.safetensors --chunk 4 -o scores.safetensors",
+)
+
+
+def score(
+    cache: Annotated[
+        Path, typer.Argument(metavar="CACHE", help="Cache file, as quantize-cache writes it.")
+    ],
+    queries: Annotated[
+        Path,
+        typer.Option(
+            "--queries",
+            metavar="FILE",
+            help="Safetensors file with the query rows, rows x 128 or groups x rows x 128.",
+        ),
+    ],
+    query_name: Annotated[
+        str | None,
+        typer.Option(
+            "--query-name",
+            metavar="NAME",
+            help="Tensor with the query rows; default: queries, query or q, or the only one.",
+        ),
+    ] = None,
+    rows_per_group: Annotated[
+        int | None,
+        typer.Option(
+            "--rows-per-group",
+            metavar="ROWS",
+            help="Consecutive rows that see the same keys, 1 to 8; default: what the queries file "
+            "says (its shape, or rows_per_group in its metadata), else 1.",
+        ),
+    ] = None,
+    requests: Annotated[
+        str | None,
+        typer.Option(
+            "--requests",
+            metavar="LIST|NAME",
+            help="Request of each group: 0,0,1, or a tensor of the queries file; default: groups "
+            "are spread evenly over the cache's requests.",
+        ),
+    ] = None,
+    query_format: Annotated[
+        Literal["bf16", "nvfp4"] | None,
+        typer.Option(
+            "--query-format",
+            metavar="FORMAT",
+            help="What the query rows are scored as, bf16 or nvfp4; default: as the cache's keys.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            "--baseline",
+            metavar="FILE",
+            help="The unquantized keys to measure accuracy against: the keys that the cache was "
+            "made from, or a BF16 cache of them.",
+        ),
+    ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option("--keys", metavar="NAME", help="Tensor with the keys of --baseline."),
+    ] = None,
+    top_k: Annotated[
+        str,
+        typer.Option(
+            "--top-k",
+            metavar="LIST",
+            help="Numbers of keys an indexer selects: recall is of each, -o stores the largest.",
+        ),
+    ] = DEFAULT_TOP_K,
+    softmax_scale: SoftmaxScaleOption = None,
+    graph_replay: Annotated[
+        int | None,
+        typer.Option(
+            "--graph-replay",
+            metavar="N",
+            help="Time N replays of a CUDA graph; on a CPU N plain repeats.",
+        ),
+    ] = None,
+    hot: Annotated[
+        bool,
+        typer.Option(
+            "--hot", help="Replay on the cache itself, not on copies that exceed the L2 cache."
+        ),
+    ] = False,
+    backend: BackendOption = "auto",
+    device: DeviceOption = "auto",
+    chunk: Annotated[
+        int | None,
+        typer.Option(
+            "--chunk",
+            metavar="GROUPS",
+            help="Score so many groups at a time, for scores that do not fit into memory; the "
+            "result is the same to the bit.",
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write scores, lengths, requests and top-k indices; -inf and -1 fill up rows.",
+        ),
+    ] = None,
+    json: JsonFile = None,
+    force: ForceFlag = False,
+) -> None:
+    """Score query rows against a key cache and report recall, errors and time.
+
+    With --baseline the report leads with recall@k: how much of the unquantized keys' top-k the
+    cache's scores still choose. A row with a score that is not finite fails the run (exit code 1).
+    """
+    if keys is not None and baseline is None:
+        raise InputError(f"--keys {keys} names a tensor of --baseline, which is not given")
+    options = ScoreOptions(
+        cache=cache,
+        queries=queries,
+        query_name=query_name,
+        rows_per_group=at_least_one("--rows-per-group", rows_per_group),
+        requests=requests,
+        query_format=query_format,
+        baseline=baseline,
+        keys=keys,
+        top_k=parse_top_k(top_k),
+        softmax_scale=choose_softmax_scale(softmax_scale),
+        graph_replay=at_least_one("--graph-replay", graph_replay),
+        hot=hot,
+        backend=backend,
+        device=choose_device(device),
+        chunk=at_least_one("--chunk", chunk),
+        output=None if output is None else file_output("-o", output),
+    )
+    report_file = json_file(json)
+    _check_outputs(options, report_file, force)
+    sink = Output(as_json=json == STDOUT)
+    report = run_score(options, sink, force=force)
+    document = report_document(report)
+    if report_file is not None:  # first, so that it is there even if nobody reads stdout
+        write_document(report_file, document, force=force)
+    sink.result(*report_tables(report))
+    sink.document(document)
+    _require_finite(report.rows)
+
+
+def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreReport:
+    """Do what `sdsa score` is asked to do, except for printing and writing its report."""
+    from sdsa_kernels.scoring.rows import score_rows
+    from sdsa_kernels.scoring.task import PieceScorer
+    from sdsa_kernels.scoring.timing import time_scorer
+    from sdsa_quant.accuracy.summary import summarize_accuracy, summarize_longer_rows
+    from sdsa_quant.captures.baseline import describe_other_source, open_baseline
+    from sdsa_quant.captures.queries import read_queries
+    from sdsa_quant.files.cache_file import validate_cache
+
+    cache = open_scored_cache(options.cache)
+    validate_cache(cache)
+    queries = read_queries(options.queries, options.query_name)
+    baseline = None
+    if options.baseline is not None:
+        baseline = open_baseline(options.baseline, cache, options.keys)
+        if doubt := describe_other_source(cache, baseline):
+            sink.note(doubt)
+    scorer = PieceScorer(_plan(options, cache, queries), options.chunk)
+    outputs = [] if options.output is None else [options.output]
+    with (
+        folders_made(outputs),
+        _scores_writer(options, queries, scorer, force) as writer,
+        sink.progress("scoring", scorer.task.rows) as advance,
+    ):
+        rows = score_rows(
+            scorer,
+            top_k=options.top_k,
+            softmax_scale=options.softmax_scale,
+            read_keys=None if baseline is None else baseline.read_keys,
+            writer=writer,
+            advance=advance,
+        )
+    measured = [row.accuracy for row in rows if row.accuracy is not None]
+    timing = None
+    if options.graph_replay is not None and all(is_valid(row) for row in rows):
+        timing = time_scorer(scorer, options.graph_replay, hot=options.hot)
+    return ScoreReport(
+        options=options,
+        cache=cache,
+        scorer=scorer,
+        queries=queries.tensor,
+        baseline=baseline,
+        rows=rows,
+        accuracy=None if baseline is None else summarize_accuracy(measured, options.top_k),
+        longer_rows=summarize_longer_rows(measured, options.top_k),
+        timing=timing,
+        scores_file_bytes=None if writer is None else writer.file_bytes,
+    )
+
+
+def _plan(options: ScoreOptions, cache: CacheFile, queries: Queries) -> ScoreTask:
+    from sdsa_kernels.scoring.task import plan_scores, takes_tiled_scales
+    from sdsa_quant.formats.scale_order import TILED
+
+    requests = requests_of_groups(options, queries, cache.context_lengths.shape[0])
+    query_format = options.query_format or cache.header.values
+    tiled = cache.header.scale_order == TILED
+    tiled = tiled and takes_tiled_scales(options.device, query_format, options.backend)
+    return plan_scores(
+        queries.values,
+        cache.paged_keys(tiled_scales=tiled),
+        requests,
+        query_format=query_format,
+        query_name=f"{queries.tensor.path}, tensor {queries.tensor.name}",
+        transform=cache.transform,
+        rule=cache.header.rule,
+        device=options.device,
+        backend=options.backend,
+    )
+
+
+def _scores_writer(
+    options: ScoreOptions, queries: Queries, scorer: PieceScorer, force: bool
+) -> AbstractContextManager[ScoresWriter | None]:
+    """The writer of ``-o``, or a context of None without it."""
+    from sdsa_kernels.scoring.rows import stored_k
+    from sdsa_quant.files.scores_file import ScoresWriter
+
+    if options.output is None:
+        return contextlib.nullcontext()
+    task = scorer.task
+    return ScoresWriter(
+        options.output,
+        task.context_lengths,
+        task.requests,
+        rows=task.rows,
+        max_context=task.max_context,
+        top_k=stored_k(task, options.top_k),
+        source={
+            "cache": options.cache.name,
+            "queries": options.queries.name,
+            "query_name": queries.tensor.name,
+            "query_format": task.query_format,
+            "key_format": task.paged.values,
+            "backend": scorer.backend,
+        },
+        force=force,
+    )
+
+
+def _check_outputs(options: ScoreOptions, report_file: Path | None, force: bool) -> None:
+    outputs = [path for path in (options.output, report_file) if path is not None]
+    inputs = [options.queries, *([] if options.baseline is None else [options.baseline])]
+    if not options.cache.is_dir():  # which is refused when it is opened
+        inputs.append(options.cache)
+    check_outputs(outputs, inputs, force=force)
+
+
+def _require_finite(rows: Sequence[RowScores]) -> None:
+    invalid = [row for row in rows if not is_valid(row)]
+    if invalid:
+        first = invalid[0]
+        raise CheckFailedError(
+            f"{len(invalid)} of {len(rows)} rows have a score or baseline score that is not "
+            f"finite, the first is row {first.row} of request {first.request}, {first.length} keys"
+        )

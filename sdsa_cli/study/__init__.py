@@ -1,0 +1,1 @@
+"""``sdsa study``, ``report`` and ``compare``: what formats would do to a model's top-k."""

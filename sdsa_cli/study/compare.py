@@ -1,0 +1,196 @@
+"""`sdsa compare`: what changed between two studies, for readers and for continuous integration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sdsa_cli.json_documents import command_document
+from sdsa_cli.options import JsonFlag, examples
+from sdsa_cli.output import Output, table
+from sdsa_quant.errors import CheckFailedError, InputError
+
+from .document import Document, read_document, setting_label
+
+COMMAND = "compare"
+EXAMPLES = examples(
+    "sdsa compare before/report.json after/report.json",
+    "sdsa compare before/ after/ --tolerance 0.005",
+)
+_STATISTICS = ("mean", "p1", "minimum")
+_CHANGES_SHOWN = 40
+_SETTINGS_NAMED = 6
+_BEYOND = " *"
+_SAMPLING_OPTIONS = ("causal", "lengths", "requests", "rows_per_group", "positions")
+
+Key = tuple[str, str, str]  # layer ("" for all), setting, measure
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value of two studies that differs; None where a study does not have it."""
+
+    layer: str | None
+    setting: str
+    measure: str
+    before: float | None
+    after: float | None
+
+    @property
+    def size(self) -> float:
+        """How far apart the values are; infinite where only one study has one."""
+        return float("inf") if self.difference is None else abs(self.difference)
+
+    @property
+    def difference(self) -> float | None:
+        """B less A; None where only one study has a value."""
+        if self.before is None or self.after is None:
+            return None
+        return self.after - self.before
+
+    @property
+    def direction(self) -> str:
+        """``better``, ``worse``, ``new`` or ``gone``."""
+        if self.before is None:
+            return "new"
+        if self.after is None:
+            return "gone"
+        return "better" if self.after > self.before else "worse"
+
+
+def compare(
+    before: Annotated[
+        Path, typer.Argument(metavar="A", help="A study's report.json, or its folder.")
+    ],
+    after: Annotated[Path, typer.Argument(metavar="B", help="The one to hold against it.")],
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            "--tolerance",
+            help="The largest change, up or down, of a recall or a mass that still passes.",
+        ),
+    ] = 0.0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what changed from study A to study B; exit with 1 if a change is beyond the tolerance.
+
+    Recall and mass of every layer, setting and k are compared: mean, worst 1 % and worst row. A
+    layer, a setting or a k that only one of the two has counts as a change beyond any tolerance.
+    """
+    if not tolerance >= 0:
+        raise InputError(f"--tolerance must be 0 or more, got {tolerance}")
+    documents = read_document(before), read_document(after)
+    changes = find_changes(*documents)
+    beyond = [change for change in changes if change.size > tolerance]
+    sink = Output(as_json=as_json)
+    sink.document(
+        command_document(
+            COMMAND,
+            {
+                "before": before,
+                "after": after,
+                "tolerance": tolerance,
+                "changes": [_fields(change, tolerance) for change in changes],
+                "changes_beyond_tolerance": len(beyond),
+            },
+        )
+    )
+    sink.result(*_describe_inputs(*documents), *_tables(changes, tolerance))
+    if beyond:
+        largest = beyond[0]
+        raise CheckFailedError(
+            f"{len(beyond)} of {len(changes)} changes are beyond the tolerance of {tolerance:g}, "
+            f"the largest: {largest.measure} with {largest.setting} in "
+            f"{largest.layer or 'all layers'}, {_value(largest.before)} to {_value(largest.after)}"
+        )
+
+
+def find_changes(before: Document, after: Document) -> list[Change]:
+    """Every value that differs, the largest change first."""
+    ours, theirs = dict(_values(before)), dict(_values(after))
+    changes = [
+        Change(key[0] or None, key[1], key[2], ours.get(key), theirs.get(key))
+        for key in (*ours, *(key for key in theirs if key not in ours))
+        if ours.get(key) != theirs.get(key)
+    ]
+    return sorted(changes, key=lambda change: -change.size)
+
+
+def _values(document: Document) -> Iterator[tuple[Key, float | None]]:
+    for result in document["results"]:
+        for of_k in result["accuracy"]["top_k"]:
+            for measure in ("recall", "mass"):
+                for statistic in _STATISTICS:
+                    name = f"{measure}@{of_k['k']}.{statistic}"
+                    key = (result["layer"] or "", setting_label(result), name)
+                    yield key, of_k[measure][statistic]
+
+
+def _fields(change: Change, tolerance: float) -> Document:
+    return {
+        "layer": change.layer,
+        "setting": change.setting,
+        "measure": change.measure,
+        "before": change.before,
+        "after": change.after,
+        "direction": change.direction,
+        "beyond_tolerance": change.size > tolerance,
+    }
+
+
+def _tables(changes: list[Change], tolerance: float) -> list[object]:
+    if not changes:
+        return ["No recall and no mass differs."]
+    moved = [change for change in changes if change.difference is not None]
+    lines: list[object] = []
+    if moved:
+        lines.append(_moved_table(moved[:_CHANGES_SHOWN], tolerance))
+    if any(change.size > tolerance for change in moved):
+        lines.append(f"{_BEYOND.strip()} beyond the tolerance of {tolerance:g}")
+    if len(moved) > _CHANGES_SHOWN:
+        lines.append(f"and {len(moved) - _CHANGES_SHOWN} smaller changes")
+    for study, direction in (("A", "gone"), ("B", "new")):
+        alone = [change for change in changes if change.direction == direction]
+        if alone:
+            lines.append(f"Only in {study}: {len(alone)} values, of {_name_settings(alone)}")
+    return lines
+
+
+def _moved_table(changes: list[Change], tolerance: float) -> object:
+    result = table("layer", "setting", "measure", "A", "B", "change", "", numbers_from=3)
+    for change in changes:
+        result.add_row(
+            change.layer or "all",
+            change.setting,
+            change.measure.replace("minimum", "min"),
+            _value(change.before),
+            _value(change.after),
+            f"{change.difference:+.5f}",
+            change.direction + (_BEYOND if change.size > tolerance else ""),
+        )
+    return result
+
+
+def _name_settings(changes: list[Change]) -> str:
+    """The layers and settings that only one study has, the first few by name."""
+    names = list(dict.fromkeys(f"{each.layer or 'all layers'} {each.setting}" for each in changes))
+    more = f" and {len(names) - _SETTINGS_NAMED} more" if len(names) > _SETTINGS_NAMED else ""
+    return "; ".join(names[:_SETTINGS_NAMED]) + more
+
+
+def _describe_inputs(before: Document, after: Document) -> list[str]:
+    """One line for each option that the studies were made with differently."""
+    ours, theirs = before["inputs"], after["inputs"]
+    return [
+        f"Made differently: {name} was {ours.get(name)} in A, {theirs.get(name)} in B"
+        for name in _SAMPLING_OPTIONS
+        if ours.get(name) != theirs.get(name)
+    ]
+
+
+def _value(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5f}"

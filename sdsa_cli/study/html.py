@@ -1,0 +1,145 @@
+"""A study as one HTML page that needs no other file: tables, and pictures embedded."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from .document import Document
+from .tables import (
+    blocks_table,
+    chance_lines,
+    errors_table,
+    layers_table,
+    recall_table,
+    suggestion_lines,
+    summary_fields,
+    transform_lines,
+    worst_row_lines,
+)
+
+CAPTIONS = {
+    "recall-by-layer": "Recall by layer, or by setting where there is one layer. A row's recall is "
+    "the share of the unquantized keys' top-k that its quantized scores still choose.",
+    "recall-by-bytes": "Mean recall against the bytes that a key takes.",
+    "recall-by-length": "Mean recall by the number of keys that a row sees, and what a random "
+    "choice would have. Rows with no more than k keys cannot miss one.",
+    "score-errors": "Errors of the scores, relative to the standard deviation of the row's "
+    "unquantized scores. What is a small error depends on how close the scores near rank k are.",
+    "channel-errors": "Error by channel of the keys, transforms undone. A bright channel sets the "
+    "scale of its blocks, or is lost in the blocks that others set.",
+    "block-magnitudes": "Largest magnitude of each block of 16 values. A gain moves the curves.",
+}
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 72em; margin: 2em auto;
+       padding: 0 1em; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.2em 0.8em; border-bottom: 1px solid #ddd; text-align: right; }
+th.text, td.text { text-align: left; }
+th { border-bottom: 2px solid #888; }
+figure { margin: 1.5em 0; } figcaption { color: #555; font-size: 13px; max-width: 60em; }
+img { max-width: 100%; height: auto; }
+div.wide { overflow-x: auto; }
+p.flag { color: #b00020; font-weight: bold; }
+"""
+
+
+def study_html(document: Document, plots: Mapping[str, bytes]) -> str:
+    """The page's text.
+
+    Parameters
+    ----------
+    document : dict
+        The study.
+    plots : mapping of str to bytes
+        PNG pictures by name, from `study_plots`; may be empty.
+    """
+    body = [
+        "<h1>Accuracy study of quantized indexer keys</h1>",
+        _fields(summary_fields(document)),
+        "<h2>What to take</h2>",
+        *(f"<p>{escape(line)}</p>" for line in suggestion_lines(document)),
+        *(f'<p class="flag">{escape(line)}</p>' for line in chance_lines(document)),
+        "<h2>Recall</h2>",
+        _table(recall_table(document)),
+        *(
+            f"<p>{escape(line)}</p>"
+            for line in (*worst_row_lines(document), *transform_lines(document))
+        ),
+        *_pictures(plots, ("recall-by-layer", "recall-by-bytes", "recall-by-length")),
+    ]
+    if len(document["layers"]) > 1:
+        body += ["<h2>Layers</h2>", _table(layers_table(document))]
+    body += [
+        "<h2>Errors</h2>",
+        _table(errors_table(document)),
+        *_pictures(plots, ("score-errors", "channel-errors")),
+        "<h2>Blocks</h2>",
+        _table(blocks_table(document)),
+        *_pictures(plots, ("block-magnitudes",)),
+        "<h2>Where this comes from</h2>",
+        _fields(_provenance(document)),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>sdsa study</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _provenance(document: Document) -> dict[str, str]:
+    inputs, environment = document["inputs"], document["environment"]
+    return {
+        "keys": inputs["keys"],
+        "queries": inputs["queries"],
+        "softmax scale of mass": f"{document['settings']['softmax_scale']:.6g}",
+        "sdsa": f"{environment['sdsa']} ({environment['git_revision'] or 'no checkout'})",
+        "torch": environment["packages"]["torch"] or "-",
+        "device": document["device"],
+    }
+
+
+def _fields(fields: Mapping[str, str]) -> str:
+    rows = "".join(
+        f'<tr><td class="text">{escape(name)}</td><td class="text">{escape(value)}</td></tr>'
+        for name, value in fields.items()
+    )
+    return f"<table>{rows}</table>"
+
+
+def _table(table: Any) -> str:
+    """A rich table as HTML: the same cells, numbers to the right."""
+    columns = table.columns
+    kinds = ["" if column.justify == "right" else ' class="text"' for column in columns]
+    head = "".join(
+        f"<th{kind}>{escape(str(column.header))}</th>"
+        for kind, column in zip(kinds, columns, strict=True)
+    )
+    rows = "".join(
+        "<tr>"
+        + "".join(f"<td{k}>{escape(c)}</td>" for k, c in zip(kinds, row, strict=True))
+        + "</tr>"
+        for row in _cells(columns)
+    )
+    title = f"<p>{escape(str(table.title))}</p>" if table.title else ""
+    return f'{title}<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
+
+
+def _cells(columns: Sequence[Any]) -> Iterator[tuple[str, ...]]:
+    return zip(*([str(cell) for cell in column.cells] for column in columns), strict=True)
+
+
+def _pictures(plots: Mapping[str, bytes], names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        if name in plots:
+            data = base64.b64encode(plots[name]).decode()
+            yield (
+                f'<figure><img src="data:image/png;base64,{data}" alt="{escape(CAPTIONS[name])}">'
+                f"<figcaption>{escape(CAPTIONS[name])}</figcaption></figure>"
+            )

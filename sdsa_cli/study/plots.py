@@ -1,0 +1,386 @@
+"""Pictures of a study, from its document, as PNG bytes.
+
+A panel is a transform and a colour is a format wherever both are shown, so that the pictures can be
+read side by side.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sdsa_quant.errors import UnsupportedError
+from sdsa_quant.layout import E2M1_MAX, E4M3_MIN, E4M3_MIN_NORMAL, NVFP4_MAX
+
+from .document import (
+    Document,
+    formats,
+    leading_k,
+    overall_results,
+    recall_of,
+    results_of,
+    setting_label,
+    transforms,
+)
+
+# Okabe and Ito's colours, which most colour-blind readers can tell apart.
+_COLOURS = {
+    "bf16": "#000000",
+    "nvfp4": "#D55E00",
+    "nvfp4-mixed": "#E69F00",
+    "nvfp4-4over6": "#CC79A7",
+    "mxfp4": "#56B4E9",
+    "fp8": "#009E73",
+}
+_MARKERS = "osD^vP*X<>hp"
+_DPI = 100
+_PANELS_PER_LINE = 4
+_WIDE = 10.0  # inches
+_ENTRIES_PER_LINE = 4  # of a legend under a narrower figure
+_LINE_STYLES = ("-", "--", "-.", ":")
+_ROWS_LABELLED = 48  # of the channel map, 8 inches high at most
+_SIZE_WIDTH = 0.8  # of the column of one size, where columns are 1 apart
+
+
+def require_matplotlib() -> None:
+    """Refuse to start what would end without its pictures.
+
+    Raises
+    ------
+    UnsupportedError
+        matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UnsupportedError(
+            "the plots need matplotlib, which is not installed: pip install "
+            "'sdsa-indexer[plot]', or leave them out with --no-plots"
+        )
+
+
+def study_plots(document: Document) -> dict[str, bytes]:
+    """PNG by file name without ending; a picture of what was not measured is left out."""
+    makers: dict[str, Callable[[Document], Any]] = {
+        "recall-by-layer": plot_recall_by_layer,
+        "recall-by-bytes": plot_recall_by_bytes,
+        "recall-by-length": plot_recall_by_length,
+        "score-errors": plot_score_errors,
+        "channel-errors": plot_channel_errors,
+        "block-magnitudes": plot_block_magnitudes,
+    }
+    plots = {}
+    for name, make in makers.items():
+        figure = make(document)
+        if figure is not None:
+            plots[name] = _png(figure)
+    return plots
+
+
+def _png(figure: Any) -> bytes:
+    data = io.BytesIO()
+    # No software version in the file, so that the same study gives the same bytes.
+    figure.savefig(data, format="png", dpi=_DPI, metadata={"Software": None})
+    return data.getvalue()
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _panels(document: Document, height: float, **shared: Any) -> tuple[Any, list[Any]]:
+    """A figure with one titled panel for each transform."""
+    labels = transforms(document)
+    across = min(len(labels), _PANELS_PER_LINE)
+    down = math.ceil(len(labels) / across)
+    figure = _figure(max(6.4, 3.4 * across + 1.2), height * down + 0.7)
+    axes = figure.subplots(down, across, squeeze=False, **shared).flatten().tolist()
+    for spare in axes[len(labels) :]:
+        spare.remove()
+    for axis, label in zip(axes, labels, strict=False):
+        axis.set_title("no transform" if label == "none" else label, fontsize=10)
+        axis.grid(alpha=0.3, linewidth=0.6)
+    return figure, axes[: len(labels)]
+
+
+def _format_legend(figure: Any, axes: Sequence[Any]) -> None:
+    handles, labels = axes[0].get_legend_handles_labels()
+    # One line of entries where there is room for it.
+    one_line = figure.get_figwidth() > _WIDE or len(labels) <= _ENTRIES_PER_LINE
+    columns = len(labels) if one_line else math.ceil(len(labels) / 2)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False
+    )
+
+
+def _colour(name: str) -> str:
+    return _COLOURS[name]
+
+
+def _overall(document: Document, format_name: str, transform: str) -> Document:
+    return next(
+        result
+        for result in overall_results(document)
+        if (result["format"], result["transform"]) == (format_name, transform)
+    )
+
+
+def _k_name(document: Document) -> str:
+    return f"recall@{document['settings']['top_k'][leading_k(document)]:,}"
+
+
+def plot_recall_by_layer(document: Document) -> Any:
+    """Mean recall of every layer, worst 1 % as a thin line; settings in a list for one layer."""
+    if len(document["layers"]) == 1:
+        return _plot_recall_by_setting(document)
+    figure, axes = _panels(document, 2.7, sharey=True)
+    place = leading_k(document)
+    for axis, transform in zip(axes, transforms(document), strict=True):
+        for name in formats(document):
+            results = list(results_of(document, name, transform))
+            for statistic, style in (("mean", "-"), ("p1", ":")):
+                recalls = [recall_of(result, place)[statistic] for result in results]
+                axis.plot(
+                    range(len(recalls)),
+                    [math.nan if value is None else value for value in recalls],
+                    style,
+                    color=_colour(name),
+                    label=name if statistic == "mean" else None,
+                    linewidth=1.5 if statistic == "mean" else 1.0,
+                    marker="o" if statistic == "mean" and len(recalls) <= 16 else None,
+                    markersize=3,
+                )
+        _label_layers(axis, document)
+    axes[0].set_ylabel(f"{_k_name(document)}\n(dotted: worst 1 % of rows)")
+    _format_legend(figure, axes)
+    return figure
+
+
+def _label_layers(axis: Any, document: Document) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_xlabel("layer, in order of names")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _plot_recall_by_setting(document: Document) -> Any:
+    """Every setting on a line of its own: mean, median, worst 1 % and worst row."""
+    place = leading_k(document)
+    results = [
+        result
+        for result in overall_results(document)
+        if recall_of(result, place)["mean"] is not None
+    ]
+    if not results:
+        return None
+    figure = _figure(7.6, 0.24 * len(results) + 1.4)
+    axis = figure.subplots()
+    for height, result in enumerate(results):
+        recall = recall_of(result, place)
+        colour = _colour(result["format"])
+        axis.plot([recall["minimum"], recall["maximum"]], [height] * 2, color=colour, linewidth=1.2)
+        axis.plot(recall["mean"], height, "o", color=colour, markersize=6)
+        axis.plot(recall["minimum"], height, "|", color=colour, markersize=9)
+    axis.set_yticks(range(len(results)), [setting_label(result) for result in results], fontsize=8)
+    axis.invert_yaxis()
+    axis.grid(axis="x", alpha=0.3, linewidth=0.6)
+    axis.set_xlabel(f"{_k_name(document)}: mean (dot), worst to best row (line)")
+    return figure
+
+
+def plot_recall_by_bytes(document: Document) -> Any:
+    """Mean recall against the size of a key; a marker is a transform."""
+    place, labels, names = leading_k(document), transforms(document), formats(document)
+    results = [
+        each for each in overall_results(document) if recall_of(each, place)["mean"] is not None
+    ]
+    if not results:
+        return None
+    sizes = sorted({result["bytes_per_key"] for result in results})
+    figure = _figure(7.6, 4.2)
+    axis = figure.subplots()
+    for column, size in enumerate(sizes):
+        # Settings of one size stand side by side.
+        same_size = [result for result in results if result["bytes_per_key"] == size]
+        same_size.sort(key=lambda result: names.index(result["format"]))
+        for index, result in enumerate(same_size):
+            axis.plot(
+                column + _SIZE_WIDTH * ((index + 0.5) / len(same_size) - 0.5),
+                recall_of(result, place)["mean"],
+                linestyle="none",
+                marker=_MARKERS[labels.index(result["transform"]) % len(_MARKERS)],
+                color=_colour(result["format"]),
+                markersize=6,
+            )
+    axis.set_xticks(range(len(sizes)), [f"{size} bytes" for size in sizes])
+    axis.set_xlim(-0.5, len(sizes) - 0.5)
+    axis.set_xlabel("size of a key (settings of one size side by side)")
+    axis.set_ylabel(f"mean {_k_name(document)}")
+    axis.grid(axis="y", alpha=0.3, linewidth=0.6)
+    _two_legends(figure, names, labels)
+    return figure
+
+
+def _two_legends(figure: Any, names: Sequence[str], labels: Sequence[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], linestyle="none", marker="s", color=_colour(name), label=name)
+        for name in names
+    ]
+    if len(labels) > 1:
+        handles += [
+            Line2D(
+                [],
+                [],
+                linestyle="none",
+                marker=_MARKERS[place % len(_MARKERS)],
+                color="#777777",
+                label="no transform" if label == "none" else label,
+            )
+            for place, label in enumerate(labels)
+        ]
+    figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
+
+
+def plot_recall_by_length(document: Document) -> Any:
+    """Mean recall by context length, over all layers, beside what chance gives."""
+    place = leading_k(document)
+    k = document["settings"]["top_k"][place]
+    results = overall_results(document)
+    recalls = [each["recall"][place] for result in results for each in result["by_length"]]
+    if len({each["longest"] for result in results for each in result["by_length"]}) < 2:
+        return None  # no row was measured, or all are about as long
+    figure, axes = _panels(document, 2.7, sharey=True)
+    for axis, transform in zip(axes, transforms(document), strict=True):
+        bins = []
+        for name in formats(document):
+            bins = _overall(document, name, transform)["by_length"]
+            axis.plot(
+                [each["longest"] for each in bins],
+                [each["recall"][place] for each in bins],
+                "o-",
+                color=_colour(name),
+                label=name,
+                markersize=4,
+                linewidth=1.3,
+            )
+        lengths = [each["longest"] for each in bins]
+        axis.plot(
+            lengths,
+            [min(k, length) / length for length in lengths],
+            "--",
+            color="#999999",
+            label="chance, where in view",
+            linewidth=1.0,
+        )
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=45, fontsize=8)
+        axis.minorticks_off()
+        axis.set_xlabel("keys seen, up to")
+    lowest = min(recalls)
+    axes[0].set_ylim(lowest - 0.08 * (1 - lowest) - 0.01, 1 + 0.08 * (1 - lowest))
+    axes[0].set_ylabel(f"mean {_k_name(document)}")
+    _format_legend(figure, axes)
+    return figure
+
+
+def plot_score_errors(document: Document) -> Any:
+    """How often scores are off by how much, in standard deviations of the row's scores."""
+    steps = document["settings"]["error_steps"]
+    if not any(sum(result["error_counts"]) for result in overall_results(document)):
+        return None
+    figure, axes = _panels(document, 2.7, sharey=True, sharex=True)
+    edges = [(place - steps) / steps for place in range(2 * steps + 1)]
+    widest = 0.0
+    for axis, transform in zip(axes, transforms(document), strict=True):
+        for name in formats(document):
+            counts = _overall(document, name, transform)["error_counts"]
+            total = sum(counts)
+            if name == "bf16" or not total:
+                continue
+            shares = [count / total for count in counts]
+            axis.stairs(shares, edges, color=_colour(name), label=name, linewidth=1.3)
+            seen = [abs(edges[i]) for i, each in enumerate(shares) if each > 1e-4]
+            widest = max([widest, *seen])
+        axis.set_xlabel("score error / spread of the row's scores", fontsize=9)
+    axes[0].set_yscale("log")
+    axes[0].set_ylim(1e-5, 1)
+    axes[0].set_xlim(-min(1.0, widest + 0.05), min(1.0, widest + 0.05))
+    axes[0].set_ylabel("share of scores")
+    _format_legend(figure, axes)
+    return figure
+
+
+def plot_channel_errors(document: Document) -> Any:
+    """Error of every channel of the keys: by layer, or by setting where there is one layer."""
+    labels, rows = _channel_rows(document)
+    if not rows:
+        return None
+    figure = _figure(8.6, max(2.2, min(0.22 * len(rows), 8.0) + 1.4))
+    axis = figure.subplots()
+    image = axis.imshow(rows, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0)
+    shown = range(0, len(rows), math.ceil(len(rows) / _ROWS_LABELLED))
+    axis.set_yticks(list(shown), [labels[place] for place in shown], fontsize=8)
+    if len(document["layers"]) > 1:
+        axis.set_title(f"Keys in {setting_label(overall_results(document)[0])}", fontsize=10)
+    axis.set_xticks(range(0, 128, 16))
+    axis.set_xlabel("channel of the key")
+    figure.colorbar(image, ax=axis, label="RMS error / RMS of all values", pad=0.01)
+    return figure
+
+
+def _channel_rows(document: Document) -> tuple[list[str], list[list[float]]]:
+    if len(document["layers"]) == 1:
+        chosen = [result for result in overall_results(document) if result["format"] != "bf16"]
+        named = [(setting_label(result), result["channel_errors"]) for result in chosen]
+    else:
+        name, transform = formats(document)[0], transforms(document)[0]
+        chosen = list(results_of(document, name, transform))
+        named = [(result["layer"], result["channel_errors"]) for result in chosen]
+    defined = [(label, errors) for label, errors in named if errors is not None]
+    return [label for label, _ in defined], [errors for _, errors in defined]
+
+
+def plot_block_magnitudes(document: Document) -> Any:
+    """Largest magnitudes of the blocks of 16, and where NVFP4's scales are coarse or clipped."""
+    first = document["settings"]["first_exponent"]
+    figure = _figure(7.6, 3.6)
+    axis = figure.subplots()
+    used: set[int] = set()
+    for place, each in enumerate(each for each in document["blocks"] if each["layer"] is None):
+        counts = each["profile"]["by_exponent"]
+        blocks = each["profile"]["blocks"]
+        if not blocks:
+            continue
+        used |= {index for index, count in enumerate(counts) if count}
+        edges = [first + index for index in range(len(counts) + 1)]
+        axis.stairs(
+            [count / blocks for count in counts],
+            edges,
+            label="no transform" if each["transform"] == "none" else each["transform"],
+            linewidth=1.6,
+            linestyle=_LINE_STYLES[place % len(_LINE_STYLES)],
+            color=f"C{place}",
+        )
+    if not used:
+        return None
+    low, high = first + min(used) - 1, first + max(used) + 2
+    subnormal = math.log2(E2M1_MAX * E4M3_MIN_NORMAL)
+    flushed = math.log2(E2M1_MAX * E4M3_MIN / 2)
+    saturated = math.log2(NVFP4_MAX)
+    axis.axvspan(low, max(low, flushed), color="#D55E00", alpha=0.18, linewidth=0)
+    axis.axvspan(max(low, flushed), max(low, subnormal), color="#E69F00", alpha=0.18, linewidth=0)
+    axis.axvspan(min(high, saturated), high, color="#CC79A7", alpha=0.25, linewidth=0)
+    axis.set_xlim(low, high)
+    axis.set_xlabel("log2 of a block's largest magnitude, after transform and gain")
+    axis.set_ylabel("share of blocks")
+    axis.set_title(
+        "shaded, if in view: flushed (red), subnormal scales (orange), saturated (pink)", fontsize=9
+    )
+    axis.grid(alpha=0.3, linewidth=0.6)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    return figure

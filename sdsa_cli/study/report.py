@@ -1,0 +1,34 @@
+"""`sdsa report`: a study's pages once more, from its JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sdsa_cli.options import examples
+from sdsa_cli.output import Output
+
+from .document import read_document
+from .pages import write_pages
+from .plots import require_matplotlib
+from .tables import study_tables
+
+COMMAND = "report"
+EXAMPLES = examples("sdsa report report/", "sdsa report report/ --no-plots")
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Report folder of sdsa study.")],
+    plots: Annotated[
+        bool, typer.Option("--plots/--no-plots", help="Draw pictures; needs matplotlib.")
+    ] = True,
+) -> None:
+    """Make a study's table, pictures and page again from its report.json, and print its tables."""
+    folder = folder.parent if folder.is_file() else folder  # the folder's report.json will do
+    document = read_document(folder)
+    if plots:
+        require_matplotlib()
+    written = write_pages(folder, document, with_plots=plots)
+    Output().result(*study_tables(document), "", "Written: " + ", ".join(map(str, written)))

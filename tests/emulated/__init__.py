@@ -1,0 +1,1 @@
+"""This project's kernels, run in the emulator."""

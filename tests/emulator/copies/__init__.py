@@ -1,0 +1,1 @@
+"""Asynchronous, bulk and tensor copies."""

@@ -1,0 +1,1 @@
+"""Launches of real host code, recorded without a GPU."""

@@ -1,0 +1,1 @@
+"""Small kernels for the emulator's tests."""

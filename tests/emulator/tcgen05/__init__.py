@@ -1,0 +1,1 @@
+"""Tensor memory, and the instructions of SM10x tensor cores."""
