@@ -22,6 +22,7 @@ from sdsa_quant.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, SdsaErr
 from . import __version__, doctor, quantize_cache
 from .bench import command as bench
 from .command import SdsaCommand, without_flag_types
+from .flags import flag_spelling
 from .inspect import command as inspect
 from .interrupts import interrupted
 from .options import help_text
@@ -89,7 +90,7 @@ def report_error(error: Exception, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     if isinstance(error, SdsaError):
-        print_error(str(error))
+        print_error(error.text(flag_spelling))
         return error.exit_code
     if hasattr(error, "format_message"):  # Typer's usage errors share no public base class
         print_error(_usage_message(error))

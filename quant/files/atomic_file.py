@@ -19,10 +19,11 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
-from sdsa_quant.errors import InputError
+from sdsa_quant.errors import Hint, InputError
 
 _SUFFIX = ".partial"
 _LONGEST_STEM_BYTES = 200  # file names may have 255, and the rest of a hidden one takes 18
+_OVERWRITE = Hint("force", "to replace it", True)
 
 
 class AtomicFile:
@@ -79,7 +80,7 @@ class AtomicFile:
         if not stat.S_ISREG(mode):
             raise InputError(f"{self._name}: must be a regular file to be replaced, it is not")
         if not self._force:
-            raise InputError(f"{self._name}: exists already; give --force to replace it")
+            raise InputError("exists already", source=self._name, hint=_OVERWRITE)
         self._mode = stat.S_IMODE(mode)
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
@@ -135,7 +136,7 @@ class AtomicFile:
             else:
                 self._link()
         except FileExistsError:
-            raise InputError(f"{self._name}: exists already; give --force to replace it") from None
+            raise InputError("exists already", source=self._name, hint=_OVERWRITE) from None
         except OSError as error:
             raise InputError(f"{self._name}: cannot be written: {error.strerror}") from error
         # The file is whole and in place. Not every file system can flush a folder.

@@ -45,7 +45,7 @@ def test_an_exception_leaves_the_old_file(tmp_path: Path) -> None:
 def test_existing_files_need_force(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     write_text(path, "first")
-    with pytest.raises(InputError, match=r"out\.txt: exists already; give --force"):
+    with pytest.raises(InputError, match=r"out\.txt: exists already; give force=True"):
         write_text(path, "second")
     assert path.read_text() == "first"
     write_text(path, "third", force=True)
