@@ -3,7 +3,7 @@
 Prints, as Markdown, the instructions of each role's loop over tiles, and what a tile keeps busy of
 an SM next to the time that its bytes take to arrive at the read roof:
 
-    python benchmarks/tcgen05_budget.py > docs/tcgen05-budget.md
+    python benchmarks/tcgen05_budget.py > benchmarks/results/tcgen05-budget.md
 """
 
 from __future__ import annotations
@@ -151,9 +151,9 @@ def main() -> None:
     print("# The budget of a tile\n")
     print(
         f"Made by `benchmarks/tcgen05_budget.py` from the machine code for `{ARCHITECTURE}`; "
-        f"[tcgen05.md](tcgen05.md) says what follows.\nA B200 is taken to have {SMS} SMs at "
-        f"{CLOCK_HZ / 1e9} GHz and {ROOF_BYTES_PER_SECOND / 1e12:.0f} TB/s. None of this was "
-        f"measured on one.\n"
+        f"[tcgen05.md](../../docs/explanation/tcgen05.md) says what follows.\n"
+        f"A B200 is taken to have {SMS} SMs at {CLOCK_HZ / 1e9} GHz and "
+        f"{ROOF_BYTES_PER_SECOND / 1e12:.0f} TB/s. None of this was measured on one.\n"
     )
     for variant in FORMATS:
         print_budget(variant)

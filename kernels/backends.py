@@ -78,8 +78,8 @@ def backend_names() -> list[str]:
 def auto_order(problem: ScoreProblem) -> tuple[Backend, ...]:
     """The backends in the order in which ``auto`` tries them for `problem`.
 
-    As measured on an H200 (docs/backends.md): CuTe DSL is the fastest, but for BF16 keys and groups
-    of more than 2 rows, where Triton is 1 to 2 % faster.
+    As measured on an H200 (docs/explanation/backends.md): CuTe DSL is the fastest, except for BF16
+    keys and groups of more than 2 rows, where Triton is 1 to 2 % faster.
     """
     cute, triton, torch_backend = BACKENDS
     many_rows = problem.rows_per_group > _CUTE_BF16_ROWS

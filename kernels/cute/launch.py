@@ -4,7 +4,7 @@ The driver call is the cheapest way into a stream: one buffer of arguments, no t
 nothing allocated. It captures into graphs like any launch.
 
 Kernels are launched with *programmatic stream serialization*: one may start while the kernel before
-it in the stream ends, and waits by itself until that one is complete (docs/cute.md).
+it in the stream ends, and waits by itself until that one is complete (docs/explanation/cute.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Whether the tensor-core kernels can be trusted on a device: asked once, by running them.
 
-They were never run on the hardware that they are for (docs/tcgen05.md). So before the first call of
-each, outside of any capture, it scores a built-in problem, and so does the warp-level kernel: where
-a single bit differs, or the launch fails, the process stays with the warp-level kernel.
+They were never run on the hardware that they are for (docs/explanation/tcgen05.md). So before the
+first call of each, outside of any capture, it scores a built-in problem, and so does the
+warp-level kernel: where a single bit differs, or the launch fails, the process stays with the
+warp-level kernel.
 """
 
 from __future__ import annotations

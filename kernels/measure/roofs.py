@@ -5,9 +5,9 @@
   same order as a scoring call, and writes as many score bytes to the same places.
 
 Both launch a program for every few pages, which the hardware hands to whichever multiprocessor is
-free, and which is faster than a grid of resident programs with equal shares (docs/triton.md). The
-page-gather roof overlaps its launches as the scoring kernels do (`triton_launch`). What is read is
-folded into one word, so that no load can be left out.
+free, and which is faster than a grid of resident programs with equal shares
+(docs/explanation/triton.md). The page-gather roof overlaps its launches as the scoring kernels do
+(`triton_launch`). What is read is folded into one word, so that no load can be left out.
 Each roof is the best of a few launch shapes.
 """
 

@@ -311,5 +311,5 @@ def score_kernel(
         length, table, first_page = next_length, next_table, next_page
         next_length, next_request = last_length, last_request
     if SM90 and KEY_NVFP4:
-        # BF16 says so first; NVFP4 is faster so (`docs/triton.md`).
+        # BF16 says so first; NVFP4 is faster so (`docs/explanation/triton.md`).
         tl.extra.cuda.gdc_launch_dependents()

@@ -49,7 +49,7 @@ def is_valid(row: RowScores) -> bool:
 
 
 def report_document(report: ScoreReport) -> dict[str, Any]:
-    """The JSON document that docs/report.md describes."""
+    """The JSON document that docs/reference/reports/score.md describes."""
     return command_document(
         "score",
         {

@@ -1,4 +1,4 @@
-"""The JSON document of a study, described in docs/study-report.md, and reading it back.
+"""The JSON document of a study, described in docs/reference/reports/study.md, and reading it back.
 
 Tables, plots and pages are made from the document alone, so that `sdsa report` can make them again.
 """

@@ -1,4 +1,4 @@
-"""The examples of docs/captures.md work as they stand, in their order."""
+"""The examples of docs/how-to/capture-keys.md work as they stand, in their order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from sdsa_quant import open_cache
 from support.command_line import Run
 
-PAGE = Path(__file__).parents[2] / "docs" / "captures.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "capture-keys.md"
 BLOCKS = re.compile(r"```(python|sh)\n(.*?)```", re.DOTALL)
 EXPECTED_LENGTHS = {
     "one-request": [600],

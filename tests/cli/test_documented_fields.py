@@ -13,7 +13,7 @@ import torch
 from sdsa_quant.files.scores_file import ScoresWriter
 from support.command_line import Run
 
-PAGE = Path(__file__).parents[2] / "docs" / "cache-reports.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "reports" / "caches.md"
 
 
 def field_names(document: Any) -> set[str]:

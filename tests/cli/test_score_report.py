@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from support.caches import write_cache
 from support.score_files import Files, strict_json
 
-REPORT_PAGE = Path(__file__).parents[2] / "docs" / "report.md"
+REPORT_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "reports" / "score.md"
 
 
 def table_rows(shown: str, first: str) -> list[list[str]]:

@@ -26,7 +26,7 @@ from sdsa_quant.study.settings import DEFAULT_FORMATS
 from support.command_line import Outcome, Run, program
 from support.studies import save_layers
 
-REPORT_PAGE = Path(__file__).parents[2] / "docs" / "study-report.md"
+REPORT_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "reports" / "study.md"
 PICTURES = {
     "recall-by-layer",
     "recall-by-bytes",
@@ -153,7 +153,7 @@ def test_every_field_is_documented(studies: Studies) -> None:
     document = studies.document("out")
     del document["environment"]  # described with sdsa score
     missing = names(document) - words
-    assert not missing, f"docs/study-report.md does not describe {sorted(missing)}"
+    assert not missing, f"docs/reference/reports/study.md does not describe {sorted(missing)}"
 
 
 def test_names_like_numbers_stay_names_and_undefined_is_null(sdsa: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/study.md: its table is what the study gives, its capture code works, its pictures exist."""
+"""docs/how-to/choose-a-format.md: its tables are what the study gives, its code works."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from support.command_line import Run
 
-PAGE = Path(__file__).parents[2] / "docs" / "study.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "choose-a-format.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 

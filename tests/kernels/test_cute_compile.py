@@ -162,7 +162,8 @@ def test_tensor_core_variants_compile_to_what_they_are_meant_to_be(
 
 @pytest.mark.parametrize("variant", TILE_FORMATS)
 def test_a_tile_leaves_most_issue_slots_free(variant: str) -> None:
-    # docs/tcgen05-budget.md: at 8 TB/s for 148 SMs at 1.85 GHz, a tile with 1 row takes as long.
+    # benchmarks/results/tcgen05-budget.md: a tile with 1 row takes as long,
+    # at 8 TB/s for 148 SMs at 1.85 GHz.
     disassembler = find_disassembler()
     if disassembler is None:
         pytest.skip("needs cuobjdump, on the path or in Triton's package")

@@ -108,7 +108,7 @@ class TileFormat:
         return max(32, 1 << (used - 1).bit_length())
 
 
-# 193,536 (NVFP4) and 196,608 bytes (BF16) under way on an SM (docs/tcgen05.md says why).
+# 193,536 (NVFP4) and 196,608 bytes (BF16) under way on an SM: docs/explanation/tcgen05.md says why.
 _NVFP4 = TileFormat(
     row_bytes=64,
     parts=1,
