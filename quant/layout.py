@@ -1,4 +1,4 @@
-"""Sizes that every part of the project shares: one key, one page, one NVFP4 block.
+"""Sizes that every part of the project shares: one key, one page, one NVFP4 block; and defaults.
 
 A key is 128 values. NVFP4 packs it into 64 bytes of E2M1 codes (value ``2i`` in the low nibble of
 byte ``i``) and 8 E4M3 scale bytes, one per block of 16 values. A page is 64 keys; a record is one
@@ -28,3 +28,6 @@ BF16_RECORD_BYTES = 16384  # PAGE * DIM * 2
 
 KEY_ALIGNMENT_BYTES = 16  # page starts and page strides of key_cache
 SCALE_ALIGNMENT_BYTES = 8  # page starts and page strides of key_scales
+
+DEFAULT_TOP_K = (64, 256, 2048)  # numbers of keys an indexer selects
+DEFAULT_SOFTMAX_SCALE = DIM**-0.5  # multiplies a score before the softmax of mass@k

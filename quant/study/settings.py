@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from sdsa_quant.errors import InputError
 from sdsa_quant.formats.key_formats import KeyFormat, key_format
 from sdsa_quant.formats.transforms import NONE, TransformChoice
-from sdsa_quant.layout import DIM
+from sdsa_quant.layout import DEFAULT_SOFTMAX_SCALE, DEFAULT_TOP_K
 
 DEFAULT_FORMATS = ("nvfp4", "nvfp4-mixed", "nvfp4-4over6", "mxfp4", "fp8")
-DEFAULT_TOP_K = (64, 256, 2048)
-DEFAULT_SOFTMAX_SCALE = 1 / math.sqrt(DIM)
 
 
 @dataclass(frozen=True, slots=True)

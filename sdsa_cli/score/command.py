@@ -27,7 +27,7 @@ from sdsa_quant.errors import CheckFailedError, InputError
 
 from .document import ScoreReport, is_valid, report_document
 from .inputs import (
-    DEFAULT_TOP_K,
+    DEFAULT_TOP_K_TEXT,
     ScoreOptions,
     at_least_one,
     choose_softmax_scale,
@@ -120,7 +120,7 @@ def score(
             metavar="LIST",
             help="Numbers of keys an indexer selects: recall is of each, -o stores the largest.",
         ),
-    ] = DEFAULT_TOP_K,
+    ] = DEFAULT_TOP_K_TEXT,
     softmax_scale: SoftmaxScaleOption = None,
     graph_replay: Annotated[
         int | None,

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from sdsa_cli.text import shortened
 from sdsa_quant.errors import CacheFormatError, InputError
 from sdsa_quant.files.text import INT32_MAX, whole_number
-from sdsa_quant.layout import DIM, MAX_ROWS
+from sdsa_quant.layout import DEFAULT_SOFTMAX_SCALE, DEFAULT_TOP_K, MAX_ROWS
 
 if TYPE_CHECKING:
     from sdsa_quant.captures.queries import Queries
     from sdsa_quant.files.cache_file import CacheFile
 
-DEFAULT_TOP_K = "64,256,2048"
+DEFAULT_TOP_K_TEXT = ",".join(map(str, DEFAULT_TOP_K))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def choose_softmax_scale(given: float | None) -> float:
     InputError
         It is not positive and finite.
     """
-    scale = DIM**-0.5 if given is None else given
+    scale = DEFAULT_SOFTMAX_SCALE if given is None else given
     if not 0 < scale < float("inf"):
         raise InputError(f"--softmax-scale must be positive and finite, got {scale}")
     return scale

@@ -22,7 +22,7 @@ from sdsa_cli.options import (
 from sdsa_cli.output import Output
 from sdsa_cli.output_paths import check_outputs, folders_made, refuse_inputs, require_name
 from sdsa_cli.score.inputs import (
-    DEFAULT_TOP_K,
+    DEFAULT_TOP_K_TEXT,
     at_least_one,
     choose_softmax_scale,
     parse_numbers,
@@ -159,7 +159,7 @@ def study(
     ] = "none",
     top_k: Annotated[
         str, typer.Option("--top-k", metavar="LIST", help="Numbers of keys an indexer selects.")
-    ] = DEFAULT_TOP_K,
+    ] = DEFAULT_TOP_K_TEXT,
     softmax_scale: SoftmaxScaleOption = None,
     fail_below: Annotated[
         list[str] | None,

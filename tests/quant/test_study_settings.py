@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from sdsa_cli.score.inputs import DEFAULT_TOP_K_TEXT, choose_softmax_scale, parse_top_k
 from sdsa_quant.errors import InputError
 from sdsa_quant.formats.key_formats import key_format
+from sdsa_quant.layout import DEFAULT_SOFTMAX_SCALE, DEFAULT_TOP_K
 from sdsa_quant.study.settings import Setting, StudySettings, TransformChoice, transform_choices
 
 
@@ -25,6 +27,12 @@ def test_labels(choice: TransformChoice, label: str) -> None:
     assert choice.label == label
     setting = Setting(key_format("fp8"), choice)
     assert setting.label == ("fp8" if label == "none" else f"fp8, {label}")
+
+
+def test_the_command_and_the_call_have_the_same_defaults() -> None:
+    # 1 / sqrt(128) and 128 ** -0.5 are different floats, and make different studies.
+    assert choose_softmax_scale(None) == StudySettings().softmax_scale == DEFAULT_SOFTMAX_SCALE
+    assert parse_top_k(DEFAULT_TOP_K_TEXT) == StudySettings().top_k == DEFAULT_TOP_K
 
 
 def test_every_combination_is_a_setting() -> None:
