@@ -22,13 +22,14 @@ from typing import Any
 
 import torch
 
-from sdsa_kernels.checks import ScoreProblem
-from sdsa_kernels.cute import loading as cute_loading
-from sdsa_kernels.cute.disk_cache import CompiledKernel, read_entry, write_entry
-from sdsa_kernels.cute.plans import plan_for
+from sdsa_kernels.cute.compiled import CompiledKernel
+from sdsa_kernels.cute.disk_cache import read_entry, write_entry
+from sdsa_kernels.cute.plans import install, plan_for
 from sdsa_kernels.measure.roofs import time_page_gather
 from sdsa_kernels.measure.timing import l2_bytes, rotations_for, time_graph
+from sdsa_kernels.measure.traffic import shape_traffic
 from sdsa_kernels.plans import addresses_of
+from sdsa_kernels.problem import ScoreProblem
 from sdsa_kernels.testing.compare import UNTOUCHED
 from sdsa_kernels.testing.problems import Shape, synthetic_problems
 from sdsa_quant.errors import CheckFailedError
@@ -77,9 +78,8 @@ def _load(folder: Path, variant: str) -> CompiledKernel:
     if compiled is None:
         sys.exit(f"{_entry(folder, variant)}: no compiled kernel")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    cute_loading._kernels[0, variant] = LoadedKernel(
-        compiled.image, compiled.symbol, compiled.config, 0, sms
-    )
+    kernel = LoadedKernel(compiled.image, compiled.symbol, compiled.config, 0, sms)
+    install(0, variant, kernel)
     return compiled
 
 
@@ -102,7 +102,7 @@ def _calls(problems: list[ScoreProblem], variant: str) -> list[Callable[[], None
 def _problems(values: str, groups: int, rows: int, keys: int, hot: bool) -> list[ScoreProblem]:
     device = torch.device("cuda", 0)
     shape = Shape((keys,) * groups, rows, keys)
-    rotations = 1 if hot else rotations_for(shape.traffic(values).key_bytes, device)
+    rotations = 1 if hot else rotations_for(shape_traffic(shape, values).key_bytes, device)
     return synthetic_problems(shape, values, device, rotations=rotations, seed=1)
 
 
@@ -130,7 +130,7 @@ def run_all(folder: Path) -> None:
             _check(problems[0], calls[0])
             timing = time_graph(calls, REPEATS, calls_per_replay=CALLS_PER_REPLAY)
             roof = time_page_gather(problems, REPEATS, calls_per_replay=CALLS_PER_REPLAY)
-            traffic = Shape((keys,) * groups, rows, keys).traffic(values)
+            traffic = shape_traffic(Shape((keys,) * groups, rows, keys), values)
             print(
                 f"| {values} | {groups}, {rows}, {keys} | {'hot' if hot else 'cold'} | "
                 f"{timing.median_us:.1f} | {traffic.gigabytes_per_second(timing.median_us):,.0f} | "

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from sdsa_quant.errors import InputError, UnsupportedError
+from sdsa_quant.paging import BF16
 
-from .checks import BF16, ScoreProblem
 from .device import capability, device_index
 from .plans import Plan
+from .problem import ScoreProblem
 
 AUTO = "auto"
 

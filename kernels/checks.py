@@ -6,12 +6,10 @@ synchronization. What it returns, a frozen `ScoreProblem`, is all that a backend
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from sdsa_quant.errors import DtypeError, InputError
-from sdsa_quant.formats.scale_order import linear_pages, tiled_bytes
+from sdsa_quant.formats.scale_order import tiled_bytes
 from sdsa_quant.layout import (
     DIM,
     KEY_ALIGNMENT_BYTES,
@@ -21,57 +19,9 @@ from sdsa_quant.layout import (
     SCALE_ALIGNMENT_BYTES,
     SCALES_PER_KEY,
 )
+from sdsa_quant.paging import BF16, NVFP4
 
-# Kernels count keys in 32 bits, up to the end of the tile of two pages that holds the last one.
-MAX_CONTEXT = 2**31 - 2 * PAGE
-
-TILED_SCALES_REASON = (
-    "key_scales are in the 128x4 order, which on a GPU only the tensor cores of SM10x take, with "
-    "NVFP4 query rows (linear_from_128x4 brings them into the linear order)"
-)
-
-BF16 = "bf16"
-NVFP4 = "nvfp4"
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreProblem:
-    """One validated call of `indexer_scores`; tensors are the caller's own, never copies.
-
-    Scale tensors are held as their uint8 bytes. `query_format` and `key_format` are ``"bf16"`` or
-    ``"nvfp4"``; NVFP4 query rows go with NVFP4 keys only, BF16 query rows go with both.
-    """
-
-    query: torch.Tensor  # bf16 [rows, 128] or uint8 [rows, 64], row stride free
-    query_scales: torch.Tensor | None  # uint8 [rows, 8], row stride free
-    key_cache: torch.Tensor  # bf16 [pages, 64, 128] or uint8 [pages, 64, 64], page stride free
-    key_scales: torch.Tensor | None  # uint8 [pages, 64, 8], page stride free, or tiled: 1-D
-    block_table: torch.Tensor  # int32 [requests, blocks], row stride free, columns contiguous
-    context_lengths: torch.Tensor  # int32 [groups]
-    requests: torch.Tensor  # int32 [groups]
-    scores: torch.Tensor  # float32 [rows, max_context], row stride free, columns contiguous
-    rows: int
-    groups: int
-    rows_per_group: int
-    max_context: int
-    query_format: str
-    key_format: str
-
-    @property
-    def tiled_scales(self) -> bool:
-        """Whether `key_scales` are the whole cache's in the 128x4 order, and not linear pages."""
-        return self.key_scales is not None and self.key_scales.dim() == 1
-
-    def linear_key_scales(self) -> torch.Tensor | None:
-        """`key_scales` as linear pages ``[pages, 64, 8]``; a copy where they are tiled."""
-        if self.key_scales is None or not self.tiled_scales:
-            return self.key_scales
-        return linear_pages(self.key_scales, self.key_cache.shape[0])
-
-    @property
-    def device(self) -> torch.device:
-        """Device of every tensor of the call."""
-        return self.scores.device
+from .problem import MAX_CONTEXT, ScoreProblem
 
 
 def describe(tensor: object) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from sdsa_quant.layout import KEY_ALIGNMENT_BYTES, SCALE_ALIGNMENT_BYTES
 
-from .checks import ScoreProblem
+from .problem import ScoreProblem
 
 # Launches a call given the addresses of query, query_scales, key_cache, key_scales, block_table,
 # context_lengths, requests and scores; 0 stands for scales that there are not.

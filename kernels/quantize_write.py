@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from sdsa_quant.errors import InputError, UnsupportedError
-from sdsa_quant.formats.nvfp4 import FLOAT_DTYPES, quantize_nvfp4
+from sdsa_quant.formats.nvfp4 import (
+    AMAX_OVER_6,
+    FLOAT_DTYPES,
+    NONFINITE_MESSAGE,
+    quantize_nvfp4,
+)
 from sdsa_quant.layout import (
     DIM,
     KEY_ALIGNMENT_BYTES,
@@ -27,18 +30,9 @@ from .checks import (
     scale_bytes_of,
 )
 from .device import can_find
+from .problem import WriteProblem
 
 _QUERY_ARGUMENTS = ("query", "query_rows", "packed_query", "query_scales")
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows to quantize and where each goes; outputs have a first dimension of pages or of rows."""
-
-    values: torch.Tensor  # bf16, fp16 or fp32 [n, 128]
-    places: torch.Tensor  # int64 [n]: a slot of the cache, or a row; negative ones are skipped
-    codes: torch.Tensor  # uint8 [pages, 64, 64] or [rows, 64]
-    scales: torch.Tensor  # uint8 [pages, 64, 8] or [rows, 8]
 
 
 def quantize_write_nvfp4(
@@ -117,6 +111,27 @@ def quantize_write_nvfp4(
     launch(keys, queries)
 
 
+def quantize_keys(
+    values: torch.Tensor, *, nonfinite: str = "error", rule: str = AMAX_OVER_6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `sdsa_quant.quantize_nvfp4` returns for ``[n, 128]`` keys, in one launch on a GPU.
+
+    The rule ``4over6``, which the kernel does not have, is left to `quantize_nvfp4`. Parameters,
+    results and errors are those of that function.
+    """
+    if rule != AMAX_OVER_6:
+        return quantize_nvfp4(values, nonfinite=nonfinite, rule=rule)
+    if nonfinite == "error" and not bool(values.isfinite().all()):
+        raise InputError(NONFINITE_MESSAGE)
+    count = values.shape[0]
+    pages = -(-count // PAGE)
+    codes = values.new_empty((pages, PAGE, PACKED_DIM), dtype=torch.uint8)
+    scales = values.new_empty((pages, PAGE, SCALES_PER_KEY), dtype=torch.uint8)
+    slots = torch.arange(count, device=values.device)
+    quantize_write_nvfp4(values.contiguous(), slots, key_cache=codes, key_scales=scales)
+    return codes.flatten(0, 1)[:count], scales.flatten(0, 1)[:count].view(torch.float8_e4m3fn)
+
+
 def _check_values(name: str, values: torch.Tensor, places_name: str, places: torch.Tensor) -> None:
     wanted = f"bfloat16, float16 or float32 [n, {DIM}]"
     require_dtype(name, values, FLOAT_DTYPES, wanted)
@@ -132,7 +147,7 @@ def _check_values(name: str, values: torch.Tensor, places_name: str, places: tor
 
 def _check_keys(
     key: torch.Tensor, slots: torch.Tensor, key_cache: torch.Tensor, key_scales: torch.Tensor
-) -> Rows:
+) -> WriteProblem:
     _check_values("key", key, "slots", slots)
     wanted = f"uint8 [pages, {PAGE}, {PACKED_DIM}]"
     require_dtype("key_cache", key_cache, (torch.uint8,), wanted)
@@ -145,7 +160,7 @@ def _check_keys(
     require_shape("key_scales", scale_bytes, (pages, PAGE, SCALES_PER_KEY), wanted)
     require_page_contiguous("key_scales", scale_bytes)
     require_alignment("key_scales", scale_bytes, SCALE_ALIGNMENT_BYTES)
-    return Rows(key, slots, key_cache, scale_bytes)
+    return WriteProblem(key, slots, key_cache, scale_bytes)
 
 
 def _check_queries(
@@ -154,7 +169,7 @@ def _check_queries(
     query_rows: torch.Tensor,
     packed_query: torch.Tensor,
     query_scales: torch.Tensor,
-) -> Rows:
+) -> WriteProblem:
     _check_values("query", query, "query_rows", query_rows)
     if query.dtype != dtype:
         raise InputError(f"query must have the dtype of key, {dtype}, got {describe(query)}")
@@ -169,7 +184,7 @@ def _check_queries(
     require_shape("query_scales", scale_bytes, (rows, SCALES_PER_KEY), wanted)
     require_row_contiguous("query_scales", scale_bytes)
     require_alignment("query_scales", scale_bytes, SCALE_ALIGNMENT_BYTES)
-    return Rows(query, query_rows, packed_query, scale_bytes)
+    return WriteProblem(query, query_rows, packed_query, scale_bytes)
 
 
 def _check_no_query(*arguments: torch.Tensor | None) -> None:
@@ -181,7 +196,7 @@ def _check_no_query(*arguments: torch.Tensor | None) -> None:
         )
 
 
-def _check_devices(rows: Rows, device: torch.device) -> None:
+def _check_devices(rows: WriteProblem, device: torch.device) -> None:
     for tensor in (rows.values, rows.places, rows.codes, rows.scales):
         if tensor.device != device:
             raise InputError(
@@ -190,7 +205,7 @@ def _check_devices(rows: Rows, device: torch.device) -> None:
             )
 
 
-def _write_on_the_cpu(rows: Rows) -> None:
+def _write_on_the_cpu(rows: WriteProblem) -> None:
     kept = rows.places >= 0
     places = rows.places[kept]
     codes, scales = quantize_nvfp4(rows.values[kept], nonfinite="saturate")

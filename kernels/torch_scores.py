@@ -26,8 +26,9 @@ import torch
 from sdsa_quant.formats import e2m1, e4m3
 from sdsa_quant.formats.nvfp4 import dequantize_nvfp4
 from sdsa_quant.layout import BLOCK, DIM, PAGE, SCALES_PER_KEY
+from sdsa_quant.paging import NVFP4
 
-from .checks import NVFP4, TILED_SCALES_REASON, ScoreProblem
+from .problem import TILED_SCALES_REASON, ScoreProblem
 
 # Measured on 2 cores with 1 MB of second-level cache each (2026-11): 32 pages a thread is 35 %
 # slower (the cost of starting an operation), 256 a few percent faster for 4 times the memory.

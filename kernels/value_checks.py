@@ -10,7 +10,7 @@ import torch
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import PAGE
 
-from .checks import ScoreProblem
+from .problem import ScoreProblem
 
 
 def _first(mask: torch.Tensor) -> int:

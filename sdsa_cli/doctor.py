@@ -59,9 +59,9 @@ def describe_backends(environment: dict[str, Any]) -> list[dict[str, Any]]:
     """For each device and pair of formats: what ``auto`` picks, and each backend's reason."""
     if environment["packages"]["torch"] is None:
         return []
-    from sdsa_kernels.testing.problems import FORMATS
+    from sdsa_kernels.testing.problems import FORMAT_PAIRS
 
-    return [_ask(device, values) for device in _devices(environment) for values in FORMATS]
+    return [_ask(device, values) for device in _devices(environment) for values in FORMAT_PAIRS]
 
 
 def run_self_tests(environment: dict[str, Any]) -> list[dict[str, Any]]:
@@ -108,9 +108,9 @@ def _ask(device: str, values: str) -> dict[str, Any]:
     import torch
 
     from sdsa_kernels.backends import BACKENDS, auto_order
-    from sdsa_kernels.testing.problems import FORMATS, Shape, synthetic_problems
+    from sdsa_kernels.testing.problems import FORMAT_PAIRS, Shape, synthetic_problems
 
-    query_format, key_format = FORMATS[values]
+    query_format, key_format = FORMAT_PAIRS[values]
     answer: dict[str, Any] = {
         "device": device,
         "query_format": query_format,

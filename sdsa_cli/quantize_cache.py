@@ -180,7 +180,7 @@ def quantize_cache(
 def _quantizer(device: str) -> Quantizer:
     """On a GPU one kernel, where there is Triton for it; else torch's operations."""
     from sdsa_kernels.device import can_find
-    from sdsa_kernels.quantize_pages import quantize_keys
+    from sdsa_kernels.quantize_write import quantize_keys
     from sdsa_quant.formats.nvfp4 import quantize_nvfp4
 
     on_gpu = device.startswith("cuda") and can_find("triton")

@@ -52,10 +52,110 @@ def test_every_module_is_in_a_listed_package() -> None:
     assert packaged == found
 
 
+MOST_LINES = 500
+MOST_FILES = 18  # of Python in a folder
+
+
 def test_no_module_is_too_long_to_read() -> None:
     for folder in FOLDERS.values():
         for source in (ROOT / folder).rglob("*.py"):
-            assert len(source.read_text().splitlines()) <= 600, source
+            assert len(source.read_text().splitlines()) <= MOST_LINES, source
+
+
+def test_no_folder_is_too_full_to_know() -> None:
+    for folder in FOLDERS.values():
+        for package in (ROOT / folder).rglob("__init__.py"):
+            assert len(list(package.parent.glob("*.py"))) <= MOST_FILES, package.parent
+
+
+def module_files() -> dict[str, Path]:
+    """Every module and package of the project by its dotted name."""
+    found = {}
+    for package, folder in FOLDERS.items():
+        for source in (ROOT / folder).rglob("*.py"):
+            inner = source.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join([package, *inner]).removesuffix(".__init__")] = source
+    return found
+
+
+def imported_modules(name: str, source: Path, modules: dict[str, Path]) -> set[str]:
+    """Modules of the project that a module imports, inside functions too, but not for types."""
+    package = name if source.name == "__init__.py" else name.rpartition(".")[0]
+    tree = ast.parse(source.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                outer = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*outer, *([node.module] if node.module else [])])
+            submodules = {f"{base}.{alias.name}" for alias in node.names} & set(modules)
+            found |= submodules or {base}
+    return found & set(modules)
+
+
+def find_circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle, the first one again at the end; or none."""
+    finished: set[str] = set()
+    path: list[str] = []
+
+    def visit(name: str) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in finished:
+            return []
+        path.append(name)
+        for target in sorted(graph[name]):
+            circle = visit(target)
+            if circle:
+                return circle
+        finished.add(path.pop())
+        return []
+
+    return next((circle for name in graph if (circle := visit(name))), [])
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = module_files()
+    graph = {name: imported_modules(name, modules[name], modules) for name in modules}
+    assert sum(len(targets) for targets in graph.values()) > len(modules), "the graph is empty"
+    assert find_circle(graph) == []
+
+
+@pytest.mark.parametrize(
+    ("graph", "circle"),
+    [
+        ({"a": {"b", "c"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b"}, "b": {"c"}, "c": {"b"}}, ["b", "c", "b"]),
+        ({"a": {"a"}}, ["a", "a"]),
+    ],
+    ids=["none", "two", "itself"],
+)
+def test_circles_are_found(graph: dict[str, set[str]], circle: list[str]) -> None:
+    assert find_circle(graph) == circle
+
+
+def test_imports_are_seen_inside_functions_and_not_for_types(tmp_path: Path) -> None:
+    source = tmp_path / "a.py"
+    source.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from . import b\n"
+        "if TYPE_CHECKING:\n    from .c import C\n"
+        "def f():\n    from .d import g\n    import p.e\n"
+    )
+    modules = {f"p.{name}": source for name in "abcde"}
+    assert imported_modules("p.a", source, modules) == {"p.b", "p.d", "p.e"}
 
 
 WITHOUT_KERNEL_LIBRARIES = """

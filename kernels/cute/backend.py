@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from sdsa_kernels.checks import TILED_SCALES_REASON, ScoreProblem
 from sdsa_kernels.device import capability, device_index, multiprocessors, package_version
 from sdsa_kernels.plans import Plan, addresses_of
+from sdsa_kernels.problem import TILED_SCALES_REASON, ScoreProblem
 from sdsa_quant.layout import PAGE
 
 from .plans import plan_for

@@ -10,7 +10,7 @@ from cutlass import Int32, Int64, Uint32
 
 from sdsa_quant.errors import UnsupportedError
 
-from .disk_cache import CompiledKernel, LaunchConfig
+from .compiled import CompiledKernel, LaunchConfig
 from .schedule import LATE_LEAST_PAGES
 from .variants import TENSOR_CORE_VARIANTS, ctas_per_sm
 from .warp import kernel as cute_kernel

@@ -15,49 +15,15 @@ import json
 import os
 import tempfile
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from sdsa_kernels.device import package_version
-from sdsa_quant.layout import PAGE
+
+from .compiled import CompiledKernel, LaunchConfig
 
 CACHE_VARIABLE = "SDSA_CACHE_DIR"
 _DISTRIBUTIONS = ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base")
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchConfig:
-    """What the host must know of a kernel to launch it."""
-
-    threads: int  # of a CTA
-    shared_bytes: int  # dynamic, of a CTA
-    ctas_per_sm: int  # that run at a time
-    teams: int  # of a CTA, each with a share of its own
-    late_least_pages: int  # for every team, from which on late CTAs pay
-    two_late_pages: int  # for every team, from which on two waves of them pay; 0: never
-
-    def grid(self, sms: int, groups: int, max_context: int) -> tuple[int, int]:
-        """CTAs of the first wave, and of all, on a device of `sms` multiprocessors.
-
-        They depend on the capacity of a call, never on its lengths: the first wave fills the GPU,
-        or has a page for every CTA; where lengths could give every team many, late CTAs follow.
-        """
-        capacity = groups * -(-max_context // PAGE)
-        first = min(sms * self.ctas_per_sm, capacity)
-        team_pages = capacity // (first * self.teams)
-        waves = 1
-        if team_pages >= self.late_least_pages:
-            waves += 2 if 0 < self.two_late_pages <= team_pages else 1
-        return first, first * waves
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledKernel:
-    """A device binary and how to launch it."""
-
-    image: bytes
-    symbol: str
-    config: LaunchConfig
 
 
 def cache_folder() -> Path:
@@ -136,18 +102,13 @@ def write_entry(path: Path, kernel: CompiledKernel) -> None:
         )
 
 
-def compile_kernel(architecture: str, variant: str) -> CompiledKernel:
-    """Compile a kernel; needs no GPU."""
-    from .compile import compile_variant
-
-    return compile_variant(architecture, variant)
-
-
 def compiled_kernel(architecture: str, variant: str) -> CompiledKernel:
     """A kernel from the cache, or compiled now and cached."""
     path = entry_path(architecture, variant)
     kernel = read_entry(path)
     if kernel is None:
-        kernel = compile_kernel(architecture, variant)
+        from .compile import compile_variant  # needs CuTe DSL, which a cache hit does without
+
+        kernel = compile_variant(architecture, variant)
         write_entry(path, kernel)
     return kernel

@@ -21,7 +21,7 @@ from cuda.bindings import driver
 from sdsa_kernels.plans import Plan
 from sdsa_quant.errors import UnsupportedError
 
-from .disk_cache import LaunchConfig
+from .compiled import LaunchConfig
 
 # One buffer holds all that a launch takes, in this order:
 # - CUlaunchConfig: grid and block sizes and bytes of shared memory; stream, address and number of

@@ -1,23 +1,32 @@
-"""How a call reaches a CuTe DSL kernel: its strides and sizes, and the tensor maps it may need."""
+"""How a call reaches a CuTe DSL kernel: its strides and sizes, and the tensor maps it may need.
+
+A process compiles each kernel, or reads it from disk, and loads it once.
+"""
 
 from __future__ import annotations
 
 import functools
+import threading
 from typing import TYPE_CHECKING
 
 import torch
 
-from sdsa_kernels.checks import NVFP4, ScoreProblem
-from sdsa_kernels.device import device_index
+from sdsa_kernels.device import (
+    capability,
+    device_index,
+    multiprocessors,
+    refuse_capture_before_warmup,
+)
 from sdsa_kernels.plans import Plan
+from sdsa_kernels.problem import ScoreProblem
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import DIM, KEY_ALIGNMENT_BYTES, PACKED_DIM, PAGE
+from sdsa_quant.paging import NVFP4
 
-from .loading import loaded_kernel
-from .variants import TENSOR_CORE_VARIANTS
+from .variants import ARCHITECTURES, TENSOR_CORE_VARIANTS, loaded_together
 
 if TYPE_CHECKING:
-    from .launch import TensorMaps
+    from .launch import LoadedKernel, TensorMaps
 
 _PREFETCHED_TABLE_BYTES = 256 * 1024
 _MOST_MAPS = 1024  # pairs of addresses whose tensor maps a plan keeps: encoding takes microseconds
@@ -25,6 +34,9 @@ _MOST_MAPS = 1024  # pairs of addresses whose tensor maps a plan keeps: encoding
 # Widths of boxes of the tensor maps, and the columns of the MMAs (see cute_tcgen05_tiles).
 _BOX_BYTES = {"nvfp4": 64, "bf16": 128}
 _COLUMNS = {"nvfp4": 8, "bf16": 16}
+
+_kernels: dict[tuple[int, str], LoadedKernel] = {}
+_lock = threading.Lock()
 
 
 def plan_for(problem: ScoreProblem, variant: str) -> Plan:
@@ -52,6 +64,49 @@ def plan_for(problem: ScoreProblem, variant: str) -> Plan:
         _prefetched_table_bytes(problem.block_table),
         _tensor_maps(problem) if variant in TENSOR_CORE_VARIANTS else None,
     )
+
+
+def loaded_kernel(device: int, variant: str) -> LoadedKernel:
+    """The kernel of a variant on a device.
+
+    Raises
+    ------
+    UnsupportedError
+        It is not loaded yet and the current stream is being captured, or it cannot be compiled or
+        loaded.
+    """
+    kernel = _kernels.get((device, variant))
+    if kernel is None:
+        with torch.cuda.device(device):
+            kernel = _load(device, variant)
+    return kernel
+
+
+def _load(device: int, variant: str) -> LoadedKernel:
+    refuse_capture_before_warmup(device, "indexer_scores")
+    from .disk_cache import compiled_kernel
+    from .launch import LoadedKernel
+
+    architecture, sms = ARCHITECTURES[capability(device)], multiprocessors(device)
+    with _lock:
+        for name in loaded_together(variant, architecture):
+            if (device, name) not in _kernels:
+                compiled = compiled_kernel(architecture, name)
+                _kernels[device, name] = LoadedKernel(
+                    compiled.image, compiled.symbol, compiled.config, device, sms
+                )
+    return _kernels[device, variant]
+
+
+def install(device: int, variant: str, kernel: LoadedKernel) -> None:
+    """Launch `kernel` from now on for the calls that `variant` serves on a device."""
+    with _lock:
+        _kernels[device, variant] = kernel
+
+
+def loaded() -> list[tuple[int, str]]:
+    """The kernels that this process has loaded: a device's index and a variant for each."""
+    return list(_kernels)
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:

@@ -16,11 +16,10 @@ from dataclasses import replace
 
 import torch
 
-from sdsa_kernels.capture import refuse_capture_before_warmup
-from sdsa_kernels.checks import ScoreProblem
-from sdsa_kernels.device import capability, multiprocessors
+from sdsa_kernels.device import capability, multiprocessors, refuse_capture_before_warmup
 from sdsa_kernels.plans import addresses_of
-from sdsa_kernels.testing.exact_problem import exact_problem, with_tiled_scales
+from sdsa_kernels.problem import ScoreProblem
+from sdsa_kernels.testing.problems import exact_problem, with_tiled_scales
 from sdsa_quant.errors import DeviceLostError
 
 from .plans import plan_for

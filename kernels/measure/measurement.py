@@ -12,11 +12,18 @@ from dataclasses import dataclass
 
 import torch
 
-from sdsa_kernels.checks import ScoreProblem
+from sdsa_kernels.problem import ScoreProblem
 from sdsa_kernels.scores import indexer_scores
 
-from .samples import Timing, time_eager
-from .timing import Rotation, first_call_seconds, host_overhead_us, l2_bytes, time_graph
+from .timing import (
+    Rotation,
+    Timing,
+    first_call_seconds,
+    host_overhead_us,
+    l2_bytes,
+    time_eager,
+    time_graph,
+)
 from .traffic import Traffic
 
 _GATHER_REPEATS = 50

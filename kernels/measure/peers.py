@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import torch
 
-from sdsa_kernels.checks import BF16, ScoreProblem
 from sdsa_kernels.device import can_find
+from sdsa_kernels.problem import ScoreProblem
 from sdsa_quant.layout import DIM, PAGE
+from sdsa_quant.paging import BF16
 
 
 def flashinfer_call(problem: ScoreProblem) -> Callable[[], None] | None:

@@ -21,13 +21,13 @@ import torch
 import triton
 import triton.language as tl
 
-from sdsa_kernels.checks import NVFP4, ScoreProblem
 from sdsa_kernels.device import device_index
+from sdsa_kernels.problem import ScoreProblem
 from sdsa_kernels.triton.launch import COMPILE_OPTIONS, overlaps_launches
 from sdsa_quant.layout import BF16_RECORD_BYTES, CODE_PAGE_BYTES, PAGE, SCALE_PAGE_BYTES
+from sdsa_quant.paging import NVFP4
 
-from .samples import Timing
-from .timing import time_graph
+from .timing import Timing, time_graph
 
 _READ_BYTES = 1 << 30
 _READ_WORDS = 4096  # a program of the read roof

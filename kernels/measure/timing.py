@@ -1,8 +1,9 @@
-"""Times of CUDA graph replays: capture, rotation, events, and what surrounds a replay.
+"""Times of calls: plain repeats on a CPU, and on a GPU CUDA graph replays and what surrounds them.
 
-What is timed is a list of calls that do the same work on different memory. Each is captured into a
-graph of its own, and replay ``i`` uses graph ``i % n``, so that a call finds its pages evicted from
-the L2 cache as long as the list touches more than twice the cache's size (`rotations_for`).
+What is timed on a GPU is a list of calls that do the same work on different memory. Each is
+captured into a graph of its own, and replay ``i`` uses graph ``i % n``, so that a call finds its
+pages evicted from the L2 cache as long as the list touches more than twice the cache's size
+(`rotations_for`).
 
 A sample is the time between two CUDA events around one replay. Replays are queued in batches behind
 a kernel that only waits, because the events would otherwise measure how fast Python launches. Even
@@ -22,12 +23,66 @@ import torch
 
 from sdsa_quant.errors import InputError
 
-from .samples import GRAPH, Timing
+EAGER = "eager"
+GRAPH = "graph"
 
 _BATCH = 100  # replays queued at once; 3 launches each stay below the driver's queue of 1,024
 _WAIT_CYCLES_PER_CALL = 40_000  # about 20 us at 2 GHz, above what the host needs to queue a replay
 _COLD_FACTOR = 2  # distinct bytes between two uses of a page, in sizes of the L2 cache
 _MAX_ROTATIONS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Samples of one call in microseconds; `replay` is ``"eager"`` or ``"graph"``."""
+
+    replay: str
+    samples_us: tuple[float, ...]
+
+    @property
+    def median_us(self) -> float:
+        """Half of the samples are below it."""
+        return self.quantile_us(0.5)
+
+    @property
+    def p10_us(self) -> float:
+        """One sample in ten is below it."""
+        return self.quantile_us(0.1)
+
+    @property
+    def p90_us(self) -> float:
+        """One sample in ten is above it."""
+        return self.quantile_us(0.9)
+
+    def quantile_us(self, fraction: float) -> float:
+        """Quantile of the samples, linear between neighbours."""
+        ordered = sorted(self.samples_us)
+        position = fraction * (len(ordered) - 1)
+        below = int(position)
+        above = min(below + 1, len(ordered) - 1)
+        return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def time_eager(call: Callable[[], object], repeats: int, *, warmup: int = 3) -> Timing:
+    """Wall time of `repeats` plain calls after `warmup` calls that do not count.
+
+    For work on a CPU: a CUDA call returns before its kernel ends.
+
+    Raises
+    ------
+    ValueError
+        `repeats` is less than 1.
+    """
+    if repeats < 1:
+        raise InputError(f"repeats must be at least 1, got {repeats}")
+    for _ in range(warmup):
+        call()
+    samples = []
+    for _ in range(repeats):
+        begin = time.perf_counter_ns()
+        call()
+        samples.append((time.perf_counter_ns() - begin) / 1e3)
+    return Timing(EAGER, tuple(samples))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sdsa_kernels.checks import NVFP4
+from sdsa_kernels.testing.problems import FORMAT_PAIRS, Shape
 from sdsa_quant.layout import (
     BF16_RECORD_BYTES,
     DIM,
@@ -24,6 +24,7 @@ from sdsa_quant.layout import (
     PAGE,
     SCALES_PER_KEY,
 )
+from sdsa_quant.paging import NVFP4
 
 _BF16_ROW_BYTES = 2 * DIM
 _NVFP4_ROW_BYTES = PACKED_DIM + SCALES_PER_KEY
@@ -79,4 +80,16 @@ def score_traffic(
         key_bytes=pages * record,
         query_bytes=len(lengths) * rows_per_group * row_bytes,
         score_bytes=sum(lengths) * rows_per_group * _SCORE_BYTES,
+    )
+
+
+def shape_traffic(shape: Shape, format_pair: str) -> Traffic:
+    """Bytes of one call of a shape, with `format_pair` of query rows and keys."""
+    query_format, key_format = FORMAT_PAIRS[format_pair]
+    return score_traffic(
+        shape.lengths,
+        rows_per_group=shape.rows_per_group,
+        max_context=shape.max_context,
+        query_format=query_format,
+        key_format=key_format,
     )

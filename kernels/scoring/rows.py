@@ -12,7 +12,8 @@ from sdsa_quant.accuracy.metrics import RowAccuracy, count_nonfinite, row_accura
 from sdsa_quant.accuracy.top_k import top_k_indices
 from sdsa_quant.files.scores_file import ScoresWriter
 
-from .task import PieceScorer, ScoreTask
+from .chunks import ChunkScorer
+from .task import ScoreTask
 
 BEST_KEYS = 4  # that a row's description names
 
@@ -38,7 +39,7 @@ def stored_k(task: ScoreTask, top_k: Sequence[int]) -> int:
 
 
 def score_rows(
-    scorer: PieceScorer,
+    scorer: ChunkScorer,
     *,
     top_k: Sequence[int],
     softmax_scale: float,
@@ -46,11 +47,11 @@ def score_rows(
     writer: ScoresWriter | None = None,
     advance: Callable[[int], None] = lambda rows: None,
 ) -> list[RowScores]:
-    """Score a task piece by piece and look at each row while its piece is there.
+    """Score a task chunk by chunk and look at each row while its chunk is there.
 
     Parameters
     ----------
-    scorer : PieceScorer
+    scorer : ChunkScorer
         What to score.
     top_k : sequence of int
         The k to measure recall and mass for; `writer` stores `stored_k` of them.
@@ -66,7 +67,7 @@ def score_rows(
     task = scorer.task
     chosen = stored_k(task, top_k)
     rows: list[RowScores] = []
-    for first_row, scores in scorer.pieces():
+    for first_row, scores in scorer.chunks():
         first = first_row // task.rows_per_group
         stop = first + scores.shape[0] // task.rows_per_group
         lengths = task.context_lengths[first:stop].repeat_interleave(task.rows_per_group)
@@ -87,7 +88,7 @@ def score_rows(
 
 
 def _describe_group(
-    scorer: PieceScorer,
+    scorer: ChunkScorer,
     group: int,
     scores: torch.Tensor,
     best_keys: Sequence[Sequence[int]],
@@ -103,20 +104,20 @@ def _describe_group(
         query = task.unquantized_query[first_row : first_row + task.rows_per_group]
         baseline = baseline_scores(query, read_keys, request, length)
     described = []
-    for place, of_row in enumerate(best_keys):
-        row = first_row + place
+    for index, of_row in enumerate(best_keys):
+        row = first_row + index
         accuracy = None
         if baseline is not None:
             accuracy = row_accuracy(
                 row,
                 request,
-                scores[place],
-                baseline[place],
+                scores[index],
+                baseline[index],
                 top_k=top_k,
                 softmax_scale=softmax_scale,
             )
-        nonfinite = count_nonfinite(scores[place])
-        minimum, maximum = _finite_range(scores[place], nonfinite)
+        nonfinite = count_nonfinite(scores[index])
+        minimum, maximum = _finite_range(scores[index], nonfinite)
         described.append(
             RowScores(
                 row=row,

@@ -1,24 +1,20 @@
-"""Score query rows against a paged cache: the whole at once, or a few groups at a time.
-
-A piece is a run of whole groups. Every group's scores come from the same arithmetic in a piece as
-in the whole, so the pieces are bitwise equal to it; they only need a smaller buffer.
-"""
+"""What to score: query rows and a paged cache, on one device and in their formats."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sdsa_kernels.backends import AUTO, BACKENDS, choose_backend
-from sdsa_kernels.checks import ScoreProblem, check_scores_call
+from sdsa_kernels.checks import check_scores_call
 from sdsa_kernels.measure.traffic import Traffic, score_traffic
-from sdsa_kernels.memory import available_bytes
+from sdsa_kernels.problem import ScoreProblem
 from sdsa_kernels.scores import indexer_scores
-from sdsa_kernels.testing.exact_problem import exact_problem, with_tiled_scales
-from sdsa_quant.errors import InputError, UnsupportedError
+from sdsa_kernels.testing.problems import exact_problem, with_tiled_scales
+from sdsa_quant.errors import InputError
 from sdsa_quant.formats.nvfp4 import AMAX_OVER_6, quantize_nvfp4
 from sdsa_quant.formats.transforms import KeyTransform
 from sdsa_quant.layout import MAX_ROWS
@@ -128,7 +124,7 @@ class ScoreTask:
         }
 
 
-def plan_scores(
+def make_task(
     query: torch.Tensor,
     paged: PagedKeys,
     requests: Sequence[int],
@@ -217,99 +213,3 @@ def takes_tiled_scales(device: torch.device | str, query_format: str, backend: s
         return False
     small = with_tiled_scales(exact_problem(NVFP4, device, (1,), rows_per_group=1))
     return cute.reason_unsupported(small) is None
-
-
-class PieceScorer:
-    """Scores a task in pieces of whole groups, all in one buffer that is allocated here.
-
-    Parameters
-    ----------
-    task : ScoreTask
-        What to score.
-    groups_per_piece : int, optional
-        Groups in a piece, the last piece may have fewer; every group by default.
-
-    Raises
-    ------
-    ValueError
-        `groups_per_piece` is less than 1.
-    RuntimeError
-        The buffer needs more memory than there is; the message has the bytes, and a piece size that
-        fits. Or no backend can serve the task here.
-    """
-
-    def __init__(self, task: ScoreTask, groups_per_piece: int | None = None) -> None:
-        if groups_per_piece is not None and groups_per_piece < 1:
-            raise InputError(f"groups per piece must be at least 1, got {groups_per_piece}")
-        self.task = task
-        self.groups_per_piece = min(groups_per_piece or task.groups, task.groups)
-        rows = self.groups_per_piece * task.rows_per_group
-        self.buffer_bytes = _scores_bytes(rows, task.max_context)
-        self.whole_bytes = _scores_bytes(task.rows, task.max_context)
-        require_memory(task, self.groups_per_piece)
-        self._scores = torch.empty(
-            (rows, task.max_context), dtype=torch.float32, device=task.device
-        )
-        self.backend = task.chosen_backend(self._scores)
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether there is more than one piece."""
-        return self.groups_per_piece < self.task.groups
-
-    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Each piece's first row and scores ``[rows, max_context]``, -inf at and past a length.
-
-        The scores are a view of the buffer: the next piece overwrites them.
-        """
-        for first, stop in self._bounds():
-            scores = self._scores_of(first, stop).fill_(-torch.inf)
-            self.task.score_groups(first, stop, scores)
-            self.task.restore_scores(first, stop, scores)
-            yield first * self.task.rows_per_group, scores
-
-    def run(self) -> None:
-        """Score every piece and keep none: what a timing repeats. Allocates nothing itself."""
-        for first, stop in self._bounds():
-            self.task.score_groups(first, stop, self._scores_of(first, stop))
-
-    def problem(self) -> ScoreProblem:
-        """The call over the first piece's groups, checked."""
-        return self.task.problem(self._scores)
-
-    def _bounds(self) -> Iterator[tuple[int, int]]:
-        for first in range(0, self.task.groups, self.groups_per_piece):
-            yield first, min(first + self.groups_per_piece, self.task.groups)
-
-    def _scores_of(self, first: int, stop: int) -> torch.Tensor:
-        return self._scores[: (stop - first) * self.task.rows_per_group]
-
-
-def _scores_bytes(rows: int, max_context: int) -> int:
-    """Bytes of a float32 scores buffer."""
-    return rows * max_context * torch.float32.itemsize
-
-
-def require_memory(task: ScoreTask, groups_per_piece: int) -> None:
-    """Refuse a scores buffer that does not fit into the memory that is left.
-
-    Raises
-    ------
-    RuntimeError
-        It does not fit.
-    """
-    rows = groups_per_piece * task.rows_per_group
-    needed = _scores_bytes(rows, task.max_context)
-    available = available_bytes(task.device)
-    if needed <= available:
-        return
-    fitting = available // _scores_bytes(task.rows_per_group, task.max_context)
-    hint = (
-        f"score it in pieces, --chunk {fitting} (groups at a time) fits"
-        if fitting
-        else "not even one group at a time (--chunk 1) fits"
-    )
-    raise UnsupportedError(
-        f"the scores buffer needs {needed:,} bytes ({rows:,} rows x {task.max_context:,} keys x 4 "
-        f"bytes), but only {available:,} are available on {task.device}; {hint}"
-    )

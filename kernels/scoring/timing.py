@@ -6,16 +6,16 @@ import dataclasses
 
 import torch
 
-from sdsa_kernels.checks import ScoreProblem
+from sdsa_kernels.device import available_bytes
 from sdsa_kernels.measure.measurement import Measurement, measure_on_the_cpu, measure_problems
 from sdsa_kernels.measure.timing import rotations_for
-from sdsa_kernels.memory import available_bytes
+from sdsa_kernels.problem import ScoreProblem
 from sdsa_quant.errors import InputError
 
-from .task import PieceScorer
+from .chunks import ChunkScorer
 
 
-def time_scorer(scorer: PieceScorer, repeats: int, *, hot: bool = False) -> Measurement:
+def time_scorer(scorer: ChunkScorer, repeats: int, *, hot: bool = False) -> Measurement:
     """Time `repeats` runs over every group: CUDA graph replays, or on a CPU plain repeats.
 
     A GPU's replays go through copies of the cache, as many as exceed twice its L2 cache or fit into
@@ -23,8 +23,8 @@ def time_scorer(scorer: PieceScorer, repeats: int, *, hot: bool = False) -> Meas
 
     Parameters
     ----------
-    scorer : PieceScorer
-        What to time; on a GPU it must score in one piece.
+    scorer : ChunkScorer
+        What to time; on a GPU it must score in one chunk.
     repeats : int
         Samples to take.
     hot : bool
@@ -33,14 +33,15 @@ def time_scorer(scorer: PieceScorer, repeats: int, *, hot: bool = False) -> Meas
     Raises
     ------
     ValueError
-        `repeats` is less than 1, or a GPU's scorer has several pieces.
+        `repeats` is less than 1, or a GPU's scorer has several chunks.
     """
     traffic = scorer.task.traffic()
     if scorer.task.device.type == "cpu":
         return measure_on_the_cpu(scorer.run, traffic, repeats)
-    if scorer.in_pieces:
+    if scorer.in_chunks:
         raise InputError(
-            "a graph replays one call over every group, so a GPU is timed without pieces (--chunk)"
+            "must be left out where a GPU is timed: its graph replays one call over every group",
+            argument="chunk",
         )
     problem = scorer.problem()
     problems = [problem] if hot else _rotate(problem, traffic.key_bytes)

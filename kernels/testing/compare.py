@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from sdsa_kernels.checks import ScoreProblem
+from sdsa_kernels.problem import ScoreProblem
 from sdsa_quant.errors import CheckFailedError
 from sdsa_quant.layout import DIM, PAGE
 

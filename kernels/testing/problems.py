@@ -7,21 +7,29 @@ share the query rows, the lengths and the scores.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from sdsa_kernels.checks import BF16, NVFP4, ScoreProblem, check_scores_call
-from sdsa_kernels.measure.traffic import Traffic, score_traffic
-from sdsa_kernels.memory import available_bytes
+from sdsa_kernels.checks import check_scores_call
+from sdsa_kernels.device import available_bytes
+from sdsa_kernels.problem import ScoreProblem
 from sdsa_quant.errors import UnsupportedError
+from sdsa_quant.formats.scale_order import linear_to_128x4
 from sdsa_quant.layout import DIM, PACKED_DIM, PAGE, SCALES_PER_KEY
-from sdsa_quant.paging import page_views, record_bytes
+from sdsa_quant.paging import BF16, NVFP4, page_views, record_bytes
 
-# Query format and key format of each choice of values.
-FORMATS = {"bf16": (BF16, BF16), "nvfp4": (NVFP4, NVFP4), "mixed": (BF16, NVFP4)}
+from .compare import UNTOUCHED
+
+# Query format and key format of each format pair.
+FORMAT_PAIRS = {"bf16": (BF16, BF16), "nvfp4": (NVFP4, NVFP4), "mixed": (BF16, NVFP4)}
 
 _LEAST_SCALE, _PAST_SCALES = 0x28, 0x40  # E4M3 bytes of 0.125 to 1.875
+
+# Of exact problems.
+_LARGEST_INTEGER = 3
+_SCALE_BYTES = (0x30, 0x38, 0x40)  # E4M3 of 0.5, 1 and 2
+_SEED = 20261130
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +45,14 @@ class Shape:
         """Query rows of all groups."""
         return len(self.lengths) * self.rows_per_group
 
-    def traffic(self, values: str) -> Traffic:
-        """Bytes that one call moves with `values`, a key of `FORMATS`."""
-        query_format, key_format = FORMATS[values]
-        return score_traffic(
-            self.lengths,
-            rows_per_group=self.rows_per_group,
-            max_context=self.max_context,
-            query_format=query_format,
-            key_format=key_format,
-        )
+    @property
+    def blocks(self) -> list[int]:
+        """Pages of each group."""
+        return [-(-min(length, self.max_context) // PAGE) for length in self.lengths]
 
 
 def synthetic_problems(
-    shape: Shape, values: str, device: torch.device, *, rotations: int, seed: int
+    shape: Shape, format_pair: str, device: torch.device, *, rotations: int, seed: int
 ) -> list[ScoreProblem]:
     """`rotations` calls of one shape on `device`, reproducible from `seed`.
 
@@ -59,8 +61,8 @@ def synthetic_problems(
     RuntimeError
         The device has too little free memory; the message has the bytes.
     """
-    query_format, key_format = FORMATS[values]
-    pages = shape.traffic(values).pages * rotations
+    query_format, key_format = FORMAT_PAIRS[format_pair]
+    pages = sum(shape.blocks) * rotations
     record = record_bytes(key_format)
     needed = pages * record + shape.rows * shape.max_context * 4
     free = available_bytes(device)
@@ -100,7 +102,7 @@ def synthetic_problems(
 
 def _block_tables(shape: Shape, order: torch.Tensor, rotations: int) -> Sequence[torch.Tensor]:
     """A table for each rotation; `order` is dealt out group by group."""
-    blocks = [-(-min(length, shape.max_context) // PAGE) for length in shape.lengths]
+    blocks = shape.blocks
     columns = torch.arange(max(blocks, default=0), device=order.device)
     used = columns < torch.tensor(blocks, device=order.device)[:, None]
     tables = []
@@ -109,3 +111,70 @@ def _block_tables(shape: Shape, order: torch.Tensor, rotations: int) -> Sequence
         table[used] = part
         tables.append(table)
     return tables
+
+
+def exact_problem(
+    format_pair: str,
+    device: torch.device,
+    lengths: Sequence[int],
+    *,
+    rows_per_group: int,
+    pages: int = 61,
+) -> ScoreProblem:
+    """A checked call with one group per length, its scores filled with `UNTOUCHED`.
+
+    Parameters
+    ----------
+    format_pair : str
+        A key of `FORMAT_PAIRS`.
+    device : torch.device
+        Of every tensor.
+    lengths : sequence of int
+        Keys of each group.
+    rows_per_group : int
+        1 to 8.
+    pages : int
+        Pages that the block table lists, in random order and repeatedly.
+    """
+    query_format, key_format = FORMAT_PAIRS[format_pair]
+    generator = torch.Generator().manual_seed(_SEED)
+    rows = len(lengths) * rows_per_group
+    records = torch.zeros((pages, record_bytes(key_format)), dtype=torch.uint8)
+    key_cache, key_scales = page_views(records, key_format)
+    _fill(key_cache, key_scales, generator)
+    if query_format == NVFP4:
+        query = torch.empty((rows, PACKED_DIM), dtype=torch.uint8)
+        query_scales = torch.empty((rows, SCALES_PER_KEY), dtype=torch.float8_e4m3fn)
+    else:
+        query, query_scales = torch.empty((rows, DIM), dtype=torch.bfloat16), None
+    _fill(query, query_scales, generator)
+    blocks = -(-max(lengths) // PAGE)
+    table = torch.randint(0, pages, (len(lengths), blocks), generator=generator)
+    moved, scales = page_views(records.to(device), key_format)
+    return check_scores_call(
+        query.to(device),
+        moved,
+        table.int().to(device),
+        torch.tensor(lengths, dtype=torch.int32, device=device),
+        torch.arange(len(lengths), dtype=torch.int32, device=device),
+        torch.full((rows, max(lengths) + 1), UNTOUCHED, device=device),
+        None if query_scales is None else query_scales.to(device),
+        scales,
+    )
+
+
+def with_tiled_scales(problem: ScoreProblem) -> ScoreProblem:
+    """The same call with the scales of its linear pages in the 128x4 order."""
+    assert problem.key_scales is not None
+    tiled = linear_to_128x4(problem.key_scales.reshape(-1, SCALES_PER_KEY))
+    return replace(problem, key_scales=tiled)
+
+
+def _fill(values: torch.Tensor, scales: torch.Tensor | None, generator: torch.Generator) -> None:
+    if scales is None:
+        limits = -_LARGEST_INTEGER, _LARGEST_INTEGER + 1
+        values.copy_(torch.randint(*limits, values.shape, generator=generator))
+        return
+    values.random_(0, 256, generator=generator)
+    choice = torch.randint(0, len(_SCALE_BYTES), scales.shape, generator=generator)
+    scales.view(torch.uint8).copy_(torch.tensor(_SCALE_BYTES, dtype=torch.uint8)[choice])

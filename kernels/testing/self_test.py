@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from sdsa_kernels.backends import BACKENDS, Backend
-from sdsa_kernels.checks import BF16, ScoreProblem
+from sdsa_kernels.problem import ScoreProblem
 from sdsa_quant.errors import DeviceLostError, SdsaError
 from sdsa_quant.formats.scale_order import LINEAR, TILED
+from sdsa_quant.paging import BF16
 
 from .compare import UNTOUCHED, check_scores
-from .exact_problem import with_tiled_scales
-from .problems import FORMATS, Shape, synthetic_problems
+from .problems import FORMAT_PAIRS, Shape, synthetic_problems, with_tiled_scales
 
 # Every way in which a group can end, among more groups than a warp has lanes.
 _SHAPE = Shape(
@@ -23,7 +23,8 @@ _SHAPE = Shape(
 )
 _SEED = 20261130
 
-_CASES = (*((values, False) for values in FORMATS), ("nvfp4", True))  # with tiled scales or not
+# Format pairs, with tiled scales or not.
+_CASES = (*((format_pair, False) for format_pair in FORMAT_PAIRS), ("nvfp4", True))
 _ALL = "all"  # instead of a backend's name, where none could be asked
 
 
@@ -46,12 +47,12 @@ def self_tests(device: str) -> Iterator[SelfTest]:
     Whatever goes wrong is a failure in what is yielded. A kernel that hangs is the last one that
     runs: all that is asked of its device later would wait for it.
     """
-    for values, tiled in _CASES:
-        query_format, key_format = FORMATS[values]
+    for format_pair, tiled in _CASES:
+        query_format, key_format = FORMAT_PAIRS[format_pair]
         scale_order = None if key_format == BF16 else TILED if tiled else LINEAR
         result = functools.partial(SelfTest, device, query_format, key_format, scale_order)
         try:
-            problem = _problem(values, device, tiled)
+            problem = _problem(format_pair, device, tiled)
             backends = [each for each in BACKENDS if _is_asked(each, problem)]
         except DeviceLostError as error:
             yield result(_ALL, None, str(error))
@@ -68,8 +69,10 @@ def self_tests(device: str) -> Iterator[SelfTest]:
             yield result(backend.name, largest, failure)
 
 
-def _problem(values: str, device: str, tiled: bool) -> ScoreProblem:
-    problem, *_ = synthetic_problems(_SHAPE, values, torch.device(device), rotations=1, seed=_SEED)
+def _problem(format_pair: str, device: str, tiled: bool) -> ScoreProblem:
+    problem, *_ = synthetic_problems(
+        _SHAPE, format_pair, torch.device(device), rotations=1, seed=_SEED
+    )
     return with_tiled_scales(problem) if tiled else problem
 
 

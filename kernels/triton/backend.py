@@ -20,11 +20,17 @@ from dataclasses import dataclass
 
 import torch
 
-from sdsa_kernels.capture import refuse_capture_before_warmup
-from sdsa_kernels.checks import BF16, NVFP4, TILED_SCALES_REASON, ScoreProblem
-from sdsa_kernels.device import can_find, capability, device_index, multiprocessors
+from sdsa_kernels.device import (
+    can_find,
+    capability,
+    device_index,
+    multiprocessors,
+    refuse_capture_before_warmup,
+)
 from sdsa_kernels.plans import Plan, addresses_of
+from sdsa_kernels.problem import TILED_SCALES_REASON, ScoreProblem
 from sdsa_quant.layout import PAGE
+from sdsa_quant.paging import BF16, NVFP4
 
 from .launch import COMPILE_OPTIONS, direct_launch, has_gluon, interpreting, overlaps_launches
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from sdsa_kernels.capture import refuse_capture_before_warmup
-from sdsa_kernels.device import device_index
-from sdsa_kernels.quantize_write import Rows
+from sdsa_kernels.device import device_index, refuse_capture_before_warmup
+from sdsa_kernels.problem import WriteProblem
 
 from .launch import COMPILE_OPTIONS, interpreting, overlaps_launches
 from .quantize import quantize_write_kernel
@@ -23,7 +22,7 @@ _VECTOR_BYTES = 16
 _warm: set[tuple[int, torch.dtype]] = set()
 
 
-def launch(keys: Rows, queries: Rows | None) -> None:
+def launch(keys: WriteProblem, queries: WriteProblem | None) -> None:
     """Quantize and write validated rows on the current stream of their device.
 
     Raises
@@ -42,7 +41,7 @@ def launch(keys: Rows, queries: Rows | None) -> None:
     _warm.add(variant)
 
 
-def run_kernel(keys: Rows, queries: Rows | None) -> None:
+def run_kernel(keys: WriteProblem, queries: WriteProblem | None) -> None:
     """The launch itself, on the current device; under the interpreter the tensors are the CPU's."""
     # Without query rows the key's arguments stand in for theirs, and none of them is read.
     query = keys if queries is None else queries
@@ -73,7 +72,7 @@ def run_kernel(keys: Rows, queries: Rows | None) -> None:
     )
 
 
-def _programs(keys: Rows, queries: Rows | None) -> int:
+def _programs(keys: WriteProblem, queries: WriteProblem | None) -> int:
     return sum(
         -(-rows.values.shape[0] // _ROWS_PER_PROGRAM)
         for rows in (keys, queries)

@@ -175,11 +175,12 @@ def _measure_shape(options: BenchOptions, shape: BenchShape, values: str) -> lis
 
     from sdsa_kernels.backends import choose_backend
     from sdsa_kernels.measure.measurement import measure_problems
+    from sdsa_kernels.measure.traffic import shape_traffic
     from sdsa_kernels.testing.problems import Shape, synthetic_problems
 
     device = torch.device(options.device)
     sizes = Shape(shape.lengths, shape.rows_per_group, shape.max_context)
-    traffic = sizes.traffic(values)
+    traffic = shape_traffic(sizes, values)
     problems = synthetic_problems(
         sizes,
         values,

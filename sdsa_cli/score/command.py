@@ -38,8 +38,9 @@ from .inputs import (
 from .tables import report_tables
 
 if TYPE_CHECKING:
+    from sdsa_kernels.scoring.chunks import ChunkScorer
     from sdsa_kernels.scoring.rows import RowScores
-    from sdsa_kernels.scoring.task import PieceScorer, ScoreTask
+    from sdsa_kernels.scoring.task import ScoreTask
     from sdsa_quant.captures.queries import Queries
     from sdsa_quant.files.cache_file import CacheFile
     from sdsa_quant.files.scores_file import ScoresWriter
@@ -198,8 +199,8 @@ def score(
 
 def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreReport:
     """Do what `sdsa score` is asked to do, except for printing and writing its report."""
+    from sdsa_kernels.scoring.chunks import ChunkScorer
     from sdsa_kernels.scoring.rows import score_rows
-    from sdsa_kernels.scoring.task import PieceScorer
     from sdsa_kernels.scoring.timing import time_scorer
     from sdsa_quant.accuracy.summary import summarize_accuracy, summarize_longer_rows
     from sdsa_quant.captures.baseline import describe_other_source, open_baseline
@@ -214,7 +215,7 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
         baseline = open_baseline(options.baseline, cache, options.keys)
         if doubt := describe_other_source(cache, baseline):
             sink.note(doubt)
-    scorer = PieceScorer(_plan(options, cache, queries), options.chunk)
+    scorer = ChunkScorer(_plan(options, cache, queries), options.chunk)
     outputs = [] if options.output is None else [options.output]
     with (
         folders_made(outputs),
@@ -248,14 +249,14 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
 
 
 def _plan(options: ScoreOptions, cache: CacheFile, queries: Queries) -> ScoreTask:
-    from sdsa_kernels.scoring.task import plan_scores, takes_tiled_scales
+    from sdsa_kernels.scoring.task import make_task, takes_tiled_scales
     from sdsa_quant.formats.scale_order import TILED
 
     requests = requests_of_groups(options, queries, cache.context_lengths.shape[0])
     query_format = options.query_format or cache.header.values
     tiled = cache.header.scale_order == TILED
     tiled = tiled and takes_tiled_scales(options.device, query_format, options.backend)
-    return plan_scores(
+    return make_task(
         queries.values,
         cache.paged_keys(tiled_scales=tiled),
         requests,
@@ -269,7 +270,7 @@ def _plan(options: ScoreOptions, cache: CacheFile, queries: Queries) -> ScoreTas
 
 
 def _scores_writer(
-    options: ScoreOptions, queries: Queries, scorer: PieceScorer, force: bool
+    options: ScoreOptions, queries: Queries, scorer: ChunkScorer, force: bool
 ) -> AbstractContextManager[ScoresWriter | None]:
     """The writer of ``-o``, or a context of None without it."""
     from sdsa_kernels.scoring.rows import stored_k

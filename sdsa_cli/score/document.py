@@ -12,8 +12,8 @@ from sdsa_cli.measurement import measurement_fields
 
 if TYPE_CHECKING:
     from sdsa_kernels.measure.measurement import Measurement
+    from sdsa_kernels.scoring.chunks import ChunkScorer
     from sdsa_kernels.scoring.rows import RowScores
-    from sdsa_kernels.scoring.task import PieceScorer
     from sdsa_quant.accuracy.summary import Accuracy, TopKSummary
     from sdsa_quant.captures.baseline import Baseline
     from sdsa_quant.files.cache_file import CacheFile
@@ -28,7 +28,7 @@ class ScoreReport:
 
     options: ScoreOptions
     cache: CacheFile
-    scorer: PieceScorer
+    scorer: ChunkScorer
     queries: StoredTensor
     baseline: Baseline | None
     rows: Sequence[RowScores]
@@ -98,7 +98,7 @@ def _problem_fields(report: ScoreReport) -> dict[str, Any]:
         "key_format": task.paged.values,
         "backend": scorer.backend,
         "device": str(task.device),
-        "groups_per_piece": scorer.groups_per_piece,
+        "groups_per_piece": scorer.groups_per_chunk,
         "buffer_bytes": scorer.buffer_bytes,
         "scores_bytes": scorer.whole_bytes,
         "scores_file_bytes": report.scores_file_bytes,

@@ -39,7 +39,7 @@ def report_tables(report: ScoreReport) -> list[Any]:
 
 def _summary_fields(report: ScoreReport) -> Mapping[str, str]:
     scorer, task = report.scorer, report.scorer.task
-    pieces = f", --chunk {scorer.groups_per_piece}" if scorer.in_pieces else ""
+    pieces = f", --chunk {scorer.groups_per_chunk}" if scorer.in_chunks else ""
     keys, requests = int(report.cache.context_lengths.sum()), report.cache.context_lengths.shape[0]
     fields = {
         "cache": f"{report.options.cache.name}: {task.paged.values}, {_count(keys, 'key')} of "

@@ -16,11 +16,10 @@ from sdsa_cli.bench.command import _tables as bench_tables
 from sdsa_cli.bench.shapes import parse_shape, read_lengths_file
 from sdsa_kernels.measure import measurement as measure
 from sdsa_kernels.measure.measurement import Measurement
-from sdsa_kernels.measure.samples import Timing
-from sdsa_kernels.measure.timing import Rotation
+from sdsa_kernels.measure.timing import Rotation, Timing
 from sdsa_kernels.measure.traffic import Traffic
 from sdsa_kernels.testing import compare as score_check
-from sdsa_kernels.testing.problems import FORMATS, Shape, synthetic_problems
+from sdsa_kernels.testing.problems import FORMAT_PAIRS, Shape, synthetic_problems
 from sdsa_quant.errors import CheckFailedError, InputError, UnsupportedError
 from support.command_line import Run
 
@@ -35,7 +34,7 @@ def test_document(sdsa: Run) -> None:
     assert document["command"] == "bench"
     results = document["results"]
     assert [(r["shape"]["name"], r["values"]) for r in results] == [
-        (name, values) for name in ("(3,2,100,300)", "(1,8,64)") for values in FORMATS
+        (name, values) for name in ("(3,2,100,300)", "(1,8,64)") for values in FORMAT_PAIRS
     ]
     first = results[1]
     assert first["values"] == "nvfp4"
@@ -58,7 +57,7 @@ def test_without_options_it_measures_the_default_shapes(
     monkeypatch.setattr(bench, "DEFAULT_SHAPES", ("1,1,64", "2,8,65"))
     outcome = sdsa("bench")
     outcome.is_clean()
-    assert outcome.stdout.count("(1,1,64)") == outcome.stdout.count("(2,8,65)") == len(FORMATS)
+    assert outcome.stdout.count("(1,1,64)") == outcome.stdout.count("(2,8,65)") == len(FORMAT_PAIRS)
 
 
 def test_options_of_graphs_are_remarked_on_without_a_gpu(sdsa: Run) -> None:
@@ -150,7 +149,7 @@ def test_shapes() -> None:
     assert parse_shape("70000,1,65536").name == "(70000,1,64K)"
 
 
-@pytest.mark.parametrize("values", FORMATS)
+@pytest.mark.parametrize("values", FORMAT_PAIRS)
 def test_rotations_read_different_pages(values: str) -> None:
     shape = Shape((130, 64, 0), 2, 200)
     problems = synthetic_problems(shape, values, torch.device("cpu"), rotations=3, seed=1)
@@ -167,7 +166,7 @@ def test_too_little_memory_is_said_before_it_is_used(monkeypatch: pytest.MonkeyP
         synthetic_problems(Shape((64,), 1, 64), "nvfp4", torch.device("cpu"), rotations=3, seed=1)
 
 
-@pytest.mark.parametrize("values", FORMATS)
+@pytest.mark.parametrize("values", FORMAT_PAIRS)
 def test_the_check_finds_a_wrong_score(values: str) -> None:
     shape = Shape((130, 0, 64), 2, 200)
     problem = synthetic_problems(shape, values, torch.device("cpu"), rotations=1, seed=1)[0]

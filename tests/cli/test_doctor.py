@@ -9,9 +9,9 @@ import torch
 
 from sdsa_kernels import backends, torch_scores
 from sdsa_kernels.backends import backend_names
-from sdsa_kernels.checks import ScoreProblem
+from sdsa_kernels.problem import ScoreProblem
 from sdsa_kernels.testing import self_test
-from sdsa_kernels.testing.problems import FORMATS
+from sdsa_kernels.testing.problems import FORMAT_PAIRS
 from sdsa_quant.errors import DeviceLostError, UnsupportedError
 from support.command_line import Run
 
@@ -24,7 +24,7 @@ def test_document(sdsa: Run) -> None:
     assert document["environment"]["packages"]["torch"]
     on_the_cpu = [answer for answer in document["backends"] if answer["device"] == "cpu"]
     pairs = [(answer["query_format"], answer["key_format"]) for answer in on_the_cpu]
-    assert pairs == list(FORMATS.values())
+    assert pairs == list(FORMAT_PAIRS.values())
     for answer in on_the_cpu:
         assert answer["auto"] == "torch"
         assert list(answer["reasons"]) == backend_names()
@@ -55,7 +55,7 @@ def test_the_self_test_compares_every_backend_that_can_run(sdsa: Run) -> None:
     outcome.is_clean()
     tests = [test for test in outcome.document["self_tests"] if test["device"] == "cpu"]
     pairs = [(test["query_format"], test["key_format"]) for test in tests]
-    assert pairs == [*FORMATS.values(), ("nvfp4", "nvfp4")]
+    assert pairs == [*FORMAT_PAIRS.values(), ("nvfp4", "nvfp4")]
     assert [test["scale_order"] for test in tests] == [None, "linear", "linear", "128x4"]
     for test in tests:
         assert test["backend"] == "torch"

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from sdsa_kernels.scoring import task as score_cache
+from sdsa_kernels.scoring import chunks
 from sdsa_kernels.testing.reference import reference_scores
 from sdsa_quant.files.cache_file import open_cache
 from sdsa_quant.formats.nvfp4 import dequantize_nvfp4, quantize_nvfp4
@@ -430,7 +430,7 @@ def test_scores_beyond_memory_are_refused_before_anything_is_written(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # CASES 64: 6 rows x 249 keys x 4 bytes.
-    monkeypatch.setattr(score_cache, "available_bytes", lambda device: 5_000)
+    monkeypatch.setattr(chunks, "available_bytes", lambda device: 5_000)
     output = files.folder / "scores.safetensors"
     refused = files.score("-o", output)
     refused.fails_with(3, "needs 5,976 bytes (6 rows x 249 keys x 4 bytes)", "--chunk 2")

@@ -16,7 +16,7 @@ from emulator.machine.memory import Region
 from support.problems import Problem
 
 if TYPE_CHECKING:
-    from sdsa_kernels.checks import ScoreProblem
+    from sdsa_kernels.problem import ScoreProblem
 
 VARIANTS = ("tcgen05_bf16", "tcgen05_nvfp4", "tcgen05_nvfp4_128x4")
 PAGE = 64
@@ -59,7 +59,7 @@ def _declare(session: Session, problem: Problem) -> None:
 def _prepared(session: Session, problem: Problem, ctas: int | None) -> ScoreProblem:
     """A checked call whose kernel is loaded."""
     from sdsa_kernels.checks import check_scores_call
-    from sdsa_kernels.cute import loading as cute_loading
+    from sdsa_kernels.cute import plans as cute_plans
     from sdsa_kernels.cute import trust as cute_self_check
     from sdsa_kernels.cute.variants import ARCHITECTURES, tensor_core_variant
 
@@ -68,7 +68,7 @@ def _prepared(session: Session, problem: Problem, ctas: int | None) -> ScoreProb
     checked = check_scores_call(**vars(problem))
     variant = tensor_core_variant(checked, ARCHITECTURES[session.device.capability])
     assert variant is not None
-    kernel = cute_loading.loaded_kernel(0, variant)
+    kernel = cute_plans.loaded_kernel(0, variant)
     kernel._config = replace(kernel._config, ctas_per_sm=1)
     kernel._sms = ctas or CTAS
     return checked

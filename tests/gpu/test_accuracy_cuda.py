@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sdsa_kernels.scoring.task import PieceScorer, plan_scores
+from sdsa_kernels.scoring.chunks import ChunkScorer
+from sdsa_kernels.scoring.task import make_task
 from sdsa_quant.accuracy.baseline import baseline_scores
 from sdsa_quant.accuracy.metrics import row_accuracy
 from sdsa_quant.accuracy.top_k import top_k_indices
@@ -61,8 +62,8 @@ def test_pieces_equal_the_whole_bit_for_bit(
     keys = gaussian_values((sum(lengths), 128), generator)
     paged = write_cache(tmp_path / "cache.safetensors", keys, lengths).paged_keys()
     query = gaussian_values((6 * rows_per_group, 128), generator)
-    task = plan_scores(query, paged, [3, 0, 4, 1, 2, 3], query_format="nvfp4", device="cuda")
-    whole = torch.cat([scores.clone() for _, scores in PieceScorer(task).pieces()])
-    for groups_per_piece in (1, 2, 4, 5):
-        pieces = [scores.clone() for _, scores in PieceScorer(task, groups_per_piece).pieces()]
+    task = make_task(query, paged, [3, 0, 4, 1, 2, 3], query_format="nvfp4", device="cuda")
+    whole = torch.cat([scores.clone() for _, scores in ChunkScorer(task).chunks()])
+    for chunk in (1, 2, 4, 5):
+        pieces = [scores.clone() for _, scores in ChunkScorer(task, chunk).chunks()]
         assert torch.equal(torch.cat(pieces).view(torch.int32), whole.view(torch.int32))

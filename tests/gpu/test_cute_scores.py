@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sdsa_kernels.cute import loading as cute_loading
+from sdsa_kernels.cute import plans as cute_plans
 from sdsa_quant.layout import PAGE
 from support.problems import KINDS, UNTOUCHED, assert_scores, make_problem
 
@@ -77,9 +77,9 @@ def test_lengths_tables_pitches_and_batches_compile_nothing_new(
     generator: torch.Generator, backend: str
 ) -> None:
     make_problem([70], generator=generator).to("cuda").run(backend)
-    known = set(cute_loading._kernels)
+    known = set(cute_plans.loaded())
     for lengths, pitch in (([5] * 3, 4608), ([0] * 17, 4624), ([4096], 9216)):
         make_problem(lengths, generator=generator, page_pitch=pitch).to("cuda").run(backend)
     wide = torch.empty((1, 4_000_000), device="cuda")
     make_problem([70], generator=generator).to("cuda").replace(scores=wide).run(backend)
-    assert set(cute_loading._kernels) == known
+    assert set(cute_plans.loaded()) == known

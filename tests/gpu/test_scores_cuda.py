@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sdsa_kernels import backend_names, plans
-from sdsa_kernels.cute import loading as cute_loading
+from sdsa_kernels.cute import plans as cute_plans
 from sdsa_kernels.testing.reference import reference_decode
 from sdsa_kernels.triton import backend as triton_scores
 from sdsa_quant.errors import InputError
@@ -472,7 +472,7 @@ def test_a_thread_that_never_used_the_device(
     generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, backend: str, warm: bool
 ) -> None:
     problem = make_problem([300, 70], generator=generator).to("cuda")
-    monkeypatch.setattr(cute_loading, "_kernels", {})
+    monkeypatch.setattr(cute_plans, "_kernels", {})
     monkeypatch.setattr(triton_scores, "_compiled", {})
     plans.forget_all()
     if warm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sdsa_kernels.checks import ScoreProblem, check_scores_call
+from sdsa_kernels.checks import check_scores_call
 from sdsa_kernels.measure.measurement import measure_problems
 from sdsa_kernels.measure.roofs import read_roof_bytes_per_second, time_page_gather
 from sdsa_kernels.measure.timing import (
@@ -18,6 +18,7 @@ from sdsa_kernels.measure.timing import (
     time_graph,
 )
 from sdsa_kernels.measure.traffic import score_traffic
+from sdsa_kernels.problem import ScoreProblem
 from sdsa_quant.errors import InputError
 from support.problems import KINDS, UNTOUCHED, assert_scores, make_problem
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sdsa_kernels import backends
-from sdsa_kernels.checks import ScoreProblem, check_scores_call
+from sdsa_kernels.checks import check_scores_call
 from sdsa_kernels.cute import backend as cute_scores
 from sdsa_kernels.cute.variants import (
     ARCHITECTURES,
@@ -20,7 +20,8 @@ from sdsa_kernels.cute.variants import (
     variants_of,
     warp_variant,
 )
-from sdsa_kernels.testing.exact_problem import with_tiled_scales
+from sdsa_kernels.problem import ScoreProblem
+from sdsa_kernels.testing.problems import with_tiled_scales
 from sdsa_quant.errors import UnsupportedError
 from support.problems import KINDS, make_problem
 

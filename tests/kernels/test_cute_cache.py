@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sdsa_kernels.cute import disk_cache as cache
-from sdsa_kernels.cute.disk_cache import CompiledKernel, LaunchConfig
+from sdsa_kernels.cute.compiled import CompiledKernel, LaunchConfig
 
 KERNEL = CompiledKernel(
     image=bytes(range(256)) + b"\n\n",  # newlines in it must not end the header
@@ -35,11 +37,12 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Replaces the compiler; holds what it was asked for."""
     asked: list[tuple[str, str]] = []
 
-    def compile_kernel(architecture: str, variant: str) -> CompiledKernel:
+    def compile_variant(architecture: str, variant: str) -> CompiledKernel:
         asked.append((architecture, variant))
         return replace(KERNEL, symbol=f"{architecture}-{variant}")
 
-    monkeypatch.setattr(cache, "compile_kernel", compile_kernel)
+    compiler = SimpleNamespace(compile_variant=compile_variant)
+    monkeypatch.setitem(sys.modules, "sdsa_kernels.cute.compile", compiler)
     return asked
 
 

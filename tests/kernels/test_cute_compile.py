@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
 from sdsa_kernels.cute.compile import compile_variant, trace_variant
-from sdsa_kernels.cute.disk_cache import CompiledKernel
+from sdsa_kernels.cute.compiled import CompiledKernel
 from sdsa_kernels.cute.tcgen05.tiles import FORMATS as TILE_FORMATS
 from sdsa_kernels.cute.variants import (
     ARCHITECTURES,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sdsa_kernels.cute.disk_cache import LaunchConfig
+from sdsa_kernels.cute.compiled import LaunchConfig
 from sdsa_quant.errors import UnsupportedError
 
 cute_launch = pytest.importorskip(

@@ -9,7 +9,7 @@ import torch
 
 from sdsa_kernels.cute import plans as cute_plans
 from sdsa_kernels.cute import tensor_maps as cute_tensor_maps
-from sdsa_kernels.testing.exact_problem import exact_problem, with_tiled_scales
+from sdsa_kernels.testing.problems import exact_problem, with_tiled_scales
 from sdsa_quant.errors import InputError
 
 QUERY, SCALES, KEYS = 2**40, 2**41, 2**42

@@ -9,15 +9,14 @@ import pytest
 import torch
 
 from sdsa_kernels import torch_scores
-from sdsa_kernels.checks import ScoreProblem
 from sdsa_kernels.cute import backend as cute_scores
 from sdsa_kernels.cute import trust as cute_self_check
 from sdsa_kernels.cute.trust import is_trusted, known_reason_against
 from sdsa_kernels.cute.variants import TILED_SCALES_VARIANT
 from sdsa_kernels.plans import Plan
+from sdsa_kernels.problem import ScoreProblem
 from sdsa_kernels.testing.compare import UNTOUCHED
-from sdsa_kernels.testing.exact_problem import exact_problem
-from sdsa_kernels.testing.problems import FORMATS
+from sdsa_kernels.testing.problems import FORMAT_PAIRS, exact_problem
 from sdsa_kernels.testing.reference import reference_scores
 from sdsa_quant.errors import DeviceLostError, UnsupportedError
 from sdsa_quant.layout import PAGE
@@ -246,7 +245,7 @@ def test_the_verdict_decides_what_is_launched(
     assert planned == [VARIANT if trusted else WARP_LEVEL]
 
 
-@pytest.mark.parametrize("values", FORMATS)
+@pytest.mark.parametrize("values", FORMAT_PAIRS)
 def test_the_built_in_problem_is_exact_in_float32(values: str) -> None:
     problem = exact_problem(values, torch.device("cpu"), (1, 0, 65, 300), rows_per_group=3)
     torch_scores.launch(problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sdsa_kernels.quantize_pages import quantize_keys
+from sdsa_kernels.quantize_write import quantize_keys
 from sdsa_quant.errors import InputError
 from sdsa_quant.formats.nvfp4 import RULES, quantize_nvfp4
 from support.problems import gaussian_values

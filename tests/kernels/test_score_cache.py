@@ -8,16 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from sdsa_kernels.scoring import chunks
 from sdsa_kernels.scoring import task as score_cache
-from sdsa_kernels.scoring.task import (
-    PieceScorer,
-    ScoreTask,
-    plan_scores,
-    require_memory,
-    takes_tiled_scales,
-)
+from sdsa_kernels.scoring.chunks import ChunkScorer, require_memory
+from sdsa_kernels.scoring.task import ScoreTask, make_task, takes_tiled_scales
 from sdsa_kernels.scoring.timing import time_scorer
-from sdsa_kernels.testing.exact_problem import exact_problem
+from sdsa_kernels.testing.problems import exact_problem
 from sdsa_kernels.testing.reference import reference_scores
 from sdsa_quant.errors import InputError, UnsupportedError
 from sdsa_quant.paging import PagedKeys
@@ -34,7 +30,7 @@ def paged_keys(tmp_path: Path, generator: torch.Generator, values: str = "nvfp4"
     return write_cache(tmp_path / "cache.safetensors", keys, LENGTHS, values).paged_keys()
 
 
-def make_task(
+def cache_task(
     tmp_path: Path,
     generator: torch.Generator,
     *,
@@ -44,11 +40,11 @@ def make_task(
 ) -> ScoreTask:
     query = gaussian_values((len(REQUESTS) * rows_per_group, 128), generator)
     paged = paged_keys(tmp_path, generator, values)
-    return plan_scores(query, paged, REQUESTS, query_format=query_format)
+    return make_task(query, paged, REQUESTS, query_format=query_format)
 
 
-def all_scores(scorer: PieceScorer) -> torch.Tensor:
-    parts = [(first_row, scores.clone()) for first_row, scores in scorer.pieces()]
+def all_scores(scorer: ChunkScorer) -> torch.Tensor:
+    parts = [(first_row, scores.clone()) for first_row, scores in scorer.chunks()]
     assert [first_row for first_row, _ in parts] == sorted(first_row for first_row, _ in parts)
     return torch.cat([scores for _, scores in parts])
 
@@ -67,24 +63,24 @@ def test_pieces_equal_the_whole_bit_for_bit(
     rows_per_group: int,
 ) -> None:
     # CASES 64, the last part.
-    task = make_task(
+    task = cache_task(
         tmp_path,
         generator,
         rows_per_group=rows_per_group,
         values=values,
         query_format=query_format,
     )
-    whole = all_scores(PieceScorer(task))
-    for groups_per_piece in (1, 2, 4, 5, 6, 99):
-        pieces = all_scores(PieceScorer(task, groups_per_piece))
+    whole = all_scores(ChunkScorer(task))
+    for chunk in (1, 2, 4, 5, 6, 99):
+        pieces = all_scores(ChunkScorer(task, chunk))
         assert torch.equal(pieces.view(torch.int32), whole.view(torch.int32))
 
 
 def test_scores_are_the_references_and_minus_infinity_past_a_length(
     tmp_path: Path, generator: torch.Generator
 ) -> None:
-    task = make_task(tmp_path, generator, values="bf16", query_format="bf16")
-    scores = all_scores(PieceScorer(task, 4))
+    task = cache_task(tmp_path, generator, values="bf16", query_format="bf16")
+    scores = all_scores(ChunkScorer(task, 4))
     paged = task.paged
     expected = reference_scores(
         task.query,
@@ -103,25 +99,25 @@ def test_a_buffer_that_does_not_fit_is_refused_with_its_bytes(
     tmp_path: Path, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # CASES 64: 12 rows of up to 300 keys need 14,400 bytes, a group of two rows 2,400.
-    task = make_task(tmp_path, generator)
-    monkeypatch.setattr(score_cache, "available_bytes", lambda device: 7_199)
+    task = cache_task(tmp_path, generator)
+    monkeypatch.setattr(chunks, "available_bytes", lambda device: 7_199)
     with pytest.raises(
         UnsupportedError,
         match=r"needs 14,400 bytes \(12 rows x 300 keys x 4 bytes\), but only 7,199 are "
-        r"available on cpu; score it in pieces, --chunk 2 \(groups at a time\) fits",
+        r"available on cpu; give chunk=2 to score so many groups at a time",
     ):
-        PieceScorer(task)
-    assert PieceScorer(task, 2).buffer_bytes == 4_800
-    monkeypatch.setattr(score_cache, "available_bytes", lambda device: 2_399)
+        ChunkScorer(task)
+    assert ChunkScorer(task, 2).buffer_bytes == 4_800
+    monkeypatch.setattr(chunks, "available_bytes", lambda device: 2_399)
     with pytest.raises(UnsupportedError, match="not even one group at a time"):
-        PieceScorer(task, 1)
+        ChunkScorer(task, 1)
 
 
 def test_the_field_case_needs_a_gibibyte(
     tmp_path: Path, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # CASES 64: 256 rows of 1,048,576 keys, of which nothing but the length has to exist.
-    monkeypatch.setattr(score_cache, "available_bytes", lambda device: 1 << 29)
+    monkeypatch.setattr(chunks, "available_bytes", lambda device: 1 << 29)
     length = torch.tensor([1 << 20], dtype=torch.int32)
     paged = PagedKeys(
         torch.zeros(1, 64, 64, dtype=torch.uint8),
@@ -130,14 +126,14 @@ def test_the_field_case_needs_a_gibibyte(
         length,
     )
     query = torch.zeros(256, 128, dtype=torch.bfloat16)
-    task = plan_scores(query, paged, [0] * 256, query_format="nvfp4")
+    task = make_task(query, paged, [0] * 256, query_format="nvfp4")
     with pytest.raises(UnsupportedError, match=r"1,073,741,824 bytes \(256 rows x 1,048,576 keys"):
         require_memory(task, task.groups)
 
 
-def test_run_repeats_what_pieces_gave(tmp_path: Path, generator: torch.Generator) -> None:
-    scorer = PieceScorer(make_task(tmp_path, generator))
-    (_, scores), *others = scorer.pieces()
+def test_run_repeats_what_chunks_gave(tmp_path: Path, generator: torch.Generator) -> None:
+    scorer = ChunkScorer(cache_task(tmp_path, generator))
+    (_, scores), *others = scorer.chunks()
     assert not others
     before = scores.clone()
     scores.copy_(torch.where(before.isfinite(), 12345.0, before))
@@ -146,7 +142,7 @@ def test_run_repeats_what_pieces_gave(tmp_path: Path, generator: torch.Generator
 
 
 def test_timing_a_cpu_is_eager(tmp_path: Path, generator: torch.Generator) -> None:
-    measurement = time_scorer(PieceScorer(make_task(tmp_path, generator), 2), 5)
+    measurement = time_scorer(ChunkScorer(cache_task(tmp_path, generator), 2), 5)
     timing = measurement.timing
     assert measurement.rotation is None
     assert timing.replay == "eager"
@@ -158,7 +154,7 @@ def test_traffic_counts_whole_pages_for_every_group(
     tmp_path: Path, generator: torch.Generator
 ) -> None:
     # CASES 61: groups of 300, 130, 1, 0, 64 and 300 keys have 5 + 3 + 1 + 0 + 1 + 5 pages.
-    traffic = make_task(tmp_path, generator).traffic()
+    traffic = cache_task(tmp_path, generator).traffic()
     assert (traffic.pages, traffic.key_bytes) == (15, 15 * 4608)
     assert (traffic.query_bytes, traffic.score_bytes) == (12 * 72, 2 * 795 * 4)
 
@@ -179,9 +175,9 @@ def test_refuses_a_task_that_cannot_be(tmp_path: Path, generator: torch.Generato
         (infinite, paged, [0, 1], "bf16", "query rows must be finite, row 2 is not"),
     ):
         with pytest.raises(InputError, match=message):
-            plan_scores(rows, keys, requests, query_format=query_format)
-    with pytest.raises(InputError, match="groups per piece must be at least 1, got 0"):
-        PieceScorer(plan_scores(query, paged, [0, 1], query_format="nvfp4"), 0)
+            make_task(rows, keys, requests, query_format=query_format)
+    with pytest.raises(InputError, match="chunk must be at least 1 group, got 0"):
+        ChunkScorer(make_task(query, paged, [0, 1], query_format="nvfp4"), 0)
 
 
 @pytest.mark.parametrize(

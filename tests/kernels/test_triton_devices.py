@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sdsa_kernels.quantize_write import Rows
+from sdsa_kernels.problem import WriteProblem
 from sdsa_kernels.triton import backend as triton_scores
 from sdsa_kernels.triton import launch as triton_launch
 from sdsa_kernels.triton import write as triton_write
@@ -54,5 +54,5 @@ def test_a_call_without_rows_is_no_warm_up(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(triton_write, "_warm", set())
     none = torch.empty(0, 128, dtype=torch.bfloat16)
     codes, scales = torch.empty(1, 64, 64, dtype=torch.uint8), torch.empty(1, 64, 8).byte()
-    triton_write.launch(Rows(none, torch.empty(0, dtype=torch.int64), codes, scales), None)
+    triton_write.launch(WriteProblem(none, torch.empty(0, dtype=torch.int64), codes, scales), None)
     assert triton_write._warm == set()

@@ -45,15 +45,9 @@ from sdsa_kernels.cute.schedule import (
 from sdsa_kernels.cute.variants import split_variant
 from sdsa_quant.layout import PAGE
 
-from .operands import (
-    Bf16DotProducts,
-    BlockColumns,
-    DotProducts,
-    Operands,
-    QueryRows,
-    ScoreRows,
-    store_scores,
-)
+from .block_columns import BlockColumns
+from .dot_products import Bf16DotProducts, DotProducts
+from .operands import Operands, QueryRows, ScoreRows, store_scores
 
 WARPS = 8
 THREADS = WARP * WARPS

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from sdsa_kernels.quantize_write import Rows
+from sdsa_kernels.problem import WriteProblem
 from sdsa_kernels.triton.write import run_kernel
 from sdsa_quant.formats.nvfp4 import quantize_nvfp4
 from support.problems import gaussian_values
@@ -21,10 +21,10 @@ from support.quantize_cases import every_maximum, ties_and_their_neighbours
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")
 
 
-def poisoned_rows(values: torch.Tensor, places: torch.Tensor, *outer: int) -> Rows:
+def poisoned_rows(values: torch.Tensor, places: torch.Tensor, *outer: int) -> WriteProblem:
     codes = torch.full((*outer, 64), 0xA5, dtype=torch.uint8)
     scales = torch.full((*outer, 8), 0xA5, dtype=torch.uint8)
-    return Rows(values, places, codes, scales)
+    return WriteProblem(values, places, codes, scales)
 
 
 def assert_quantized(values: torch.Tensor) -> None:
@@ -77,9 +77,10 @@ def test_a_single_page_and_row_may_have_any_stride(generator: torch.Generator) -
     rows = poisoned_rows(values[:1], torch.tensor([7]), 1, 64)
     page = torch.full((1, 4100), 0xA5, dtype=torch.uint8)[:, :4096]
     row = torch.full((1, 68), 0xA5, dtype=torch.uint8)[:, :64]
-    keys = Rows(rows.values, rows.places, page.as_strided((1, 64, 64), (4100, 64, 1)), rows.scales)
+    codes = page.as_strided((1, 64, 64), (4100, 64, 1))
+    keys = WriteProblem(rows.values, rows.places, codes, rows.scales)
     query_scales = torch.zeros(1, 8, dtype=torch.uint8)
-    run_kernel(keys, Rows(values[1:], torch.tensor([0]), row, query_scales))
+    run_kernel(keys, WriteProblem(values[1:], torch.tensor([0]), row, query_scales))
     codes, scales = quantize_nvfp4(values)
     assert torch.equal(keys.codes[0, 7], codes[0])
     assert torch.equal(row[0], codes[1])
