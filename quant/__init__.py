@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .formats.transforms import hadamard
     from .paging import PagedKeys, gather_keys, page_views
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Accuracy",
     "CacheFile",

@@ -1,3 +1,3 @@
 """The `sdsa` command."""
 
-__version__ = "0.1.0"
+from sdsa_quant import __version__ as __version__

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from sdsa_quant.environment import describe_environment
 from sdsa_quant.errors import CheckFailedError
+from sdsa_quant.files.typed_json import to_json
 
-from .environment import describe_environment
 from .json_documents import command_document
 from .options import JsonFlag, examples
 from .output import Output, fields_table, heading, table
@@ -35,7 +36,7 @@ def doctor(
     backend that can run gives wrong scores, or does not run after all.
     """
     sink = Output(as_json=json)
-    environment = describe_environment()
+    environment = to_json(describe_environment())
     backends = describe_backends(environment)
     document: dict[str, Any] = {"environment": environment, "backends": backends}
     tables = _tables(environment, backends)

@@ -329,7 +329,7 @@ def _document(
     caches: Sequence[QuantizedCache],
     seconds: float,
 ) -> dict[str, Any]:
-    from .environment import describe_environment
+    from sdsa_quant.environment import describe_environment
 
     return command_document(
         COMMAND,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sdsa_cli.environment import describe_environment
 from sdsa_cli.json_documents import command_document, write_document
 from sdsa_cli.measurement import measurement_fields, share_text
 from sdsa_cli.options import DeviceOption, ForceFlag, JsonFile, choose_device, examples, json_file
 from sdsa_cli.output import Output, table
 from sdsa_cli.output_paths import STDOUT, check_outputs
 from sdsa_cli.score.inputs import at_least_one
+from sdsa_quant.environment import describe_environment
 from sdsa_quant.errors import InputError
 from sdsa_quant.files.text import INT32_MAX
 

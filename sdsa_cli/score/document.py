@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sdsa_cli.environment import describe_environment
 from sdsa_cli.json_documents import command_document
 from sdsa_cli.measurement import measurement_fields
+from sdsa_quant.environment import describe_environment
 
 if TYPE_CHECKING:
     from sdsa_kernels.measure.measurement import Measurement

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdsa_cli.environment import describe_environment
 from sdsa_cli.json_documents import SCHEMA_VERSION, command_document
+from sdsa_quant.environment import describe_environment
 from sdsa_quant.errors import InputError
 from sdsa_quant.files.text import read_json
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 import sys
@@ -10,16 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from sdsa_cli import environment
-from sdsa_cli.json_documents import strict_json
+from sdsa_quant import environment
+from sdsa_quant.files.typed_json import from_json, to_json
 
 
 def test_versions_and_devices() -> None:
     described = environment.describe_environment()
-    assert described["python"] == platform.python_version()
-    assert described["packages"]["torch"] == torch.__version__
-    assert len(described["cuda"]["devices"]) == torch.cuda.device_count()
-    assert strict_json(described)
+    assert described.python == platform.python_version()
+    assert described.packages["torch"] == torch.__version__
+    assert len(described.cuda.devices) == torch.cuda.device_count()
+    written = json.loads(json.dumps(to_json(described), allow_nan=False))
+    assert from_json(environment.Environment, written, source="report.json") == described
 
 
 def test_absent_packages_are_none() -> None:
@@ -29,8 +31,8 @@ def test_absent_packages_are_none() -> None:
 def test_a_broken_torch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     cuda = environment.describe_cuda()
-    assert cuda["devices"] == []
-    assert "ModuleNotFoundError" in cuda["error"]
+    assert cuda.devices == ()
+    assert "ModuleNotFoundError" in (cuda.error or "")
 
 
 def test_a_broken_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +40,7 @@ def test_a_broken_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("driver too old")
 
     monkeypatch.setattr(torch.cuda, "is_available", fail)
-    assert environment.describe_cuda()["error"] == "RuntimeError: driver too old"
+    assert environment.describe_cuda().error == "RuntimeError: driver too old"
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(), subprocess.TimeoutExpired("git", 5)])
@@ -53,5 +55,5 @@ def test_git_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch, error: Except
 def test_an_installed_package_has_no_revision(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "sdsa_cli" / "environment.py"))
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "sdsa_quant" / "environment.py"))
     assert environment.git_revision() is None
