@@ -5,12 +5,8 @@ from __future__ import annotations
 import torch
 
 from sdsa_quant.errors import InputError, UnsupportedError
-from sdsa_quant.formats.nvfp4 import (
-    AMAX_OVER_6,
-    FLOAT_DTYPES,
-    NONFINITE_MESSAGE,
-    quantize_nvfp4,
-)
+from sdsa_quant.formats.blocks import FLOAT_DTYPES
+from sdsa_quant.formats.nvfp4 import AMAX_OVER_6, NONFINITE_MESSAGE, quantize_nvfp4
 from sdsa_quant.layout import (
     DIM,
     KEY_ALIGNMENT_BYTES,

@@ -1,24 +1,114 @@
-"""What a cache format did to the keys: lost blocks, coarse blocks, clipped blocks, and the error.
+"""What NVFP4 does to blocks of 16 values: lost, coarse and clipped blocks, outliers, magnitudes.
 
-Counts are exact. The relative L2 error is ``sqrt(sum (x - y)^2 / sum x^2)`` of the keys ``x`` and
-their decoded form ``y``, both sums in float64, over finite values.
+A block is *flushed* if it has a nonzero value but its scale is 0, so that all of it decodes to
+zero; *subnormal* if its scale is an E4M3 subnormal (below 2^-6, fewer than 4 significant bits);
+*saturated* if its largest magnitude is above 2688, which decodes to at most 2688. It has an
+*outlier* if its largest magnitude is more than 8 times its median one (the lower of the two middle
+ones).
 
-Of a finished cache only its scales tell: `count_scales`.
+`profile_blocks` looks at keys alone, with the scales ``e4m3(amax / 6)`` that they would have.
+`BlockStatistics` looks at keys and what a cache stores of them, and measures the error: the
+relative L2 error is ``sqrt(sum (x - y)^2 / sum x^2)`` of the keys ``x`` and their decoded form
+``y``, both sums in float64, over finite values. Counts are exact.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from sdsa_quant.files.cache_file import CacheFile
-from sdsa_quant.formats.nvfp4 import dequantize_nvfp4, values_per_pass
-from sdsa_quant.layout import BLOCK, E4M3_LAST_SUBNORMAL, NVFP4_MAX, PAGE, SCALES_PER_KEY
+from sdsa_quant.formats import e4m3
+from sdsa_quant.formats.blocks import passes
+from sdsa_quant.formats.nvfp4 import dequantize_nvfp4, e4m3_scales
+from sdsa_quant.layout import BLOCK, NVFP4_MAX, SCALES_PER_KEY
 
-_LARGEST_SCALE = 0x7E  # as an E4M3 byte: 448
-_COUNTED_PAGES = 4096  # pages whose scales are looked at in one go
+OUTLIER_RATIO = 8.0
+# Blocks are counted by the exponent of their largest magnitude, ends included in the outer ones.
+FIRST_EXPONENT = -24
+LAST_EXPONENT = 16
+EXPONENTS = tuple(range(FIRST_EXPONENT, LAST_EXPONENT + 1))
+
+
+class _Lossy(NamedTuple):
+    """Numbers of blocks, as the module's docstring defines them."""
+
+    flushed: int
+    subnormal: int
+    saturated: int
+
+
+def _count_lossy(amax: torch.Tensor, scales: torch.Tensor) -> _Lossy:
+    """Count blocks by their largest magnitudes and their E4M3 scales, of the same shape.
+
+    A NaN is a value all the same, so that its block counts as nonzero.
+    """
+    scale_bytes = scales.view(torch.uint8)
+    return _Lossy(
+        flushed=int(((scale_bytes == 0) & (amax != 0)).sum()),
+        subnormal=int(e4m3.is_subnormal(scale_bytes).sum()),
+        saturated=int((amax > NVFP4_MAX).sum()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BlockProfile:
+    """Counts of blocks; profiles of disjoint keys add up."""
+
+    blocks: int = 0
+    flushed: int = 0
+    subnormal: int = 0
+    saturated: int = 0
+    outliers: int = 0
+    zero: int = 0  # all values 0; in no bin of `by_exponent`
+    by_exponent: tuple[int, ...] = (0,) * len(EXPONENTS)  # floor(log2 amax)
+
+    def __add__(self, other: BlockProfile) -> BlockProfile:
+        return BlockProfile.from_counts(
+            [a + b for a, b in zip(self.counts(), other.counts(), strict=True)]
+        )
+
+    def counts(self) -> list[int]:
+        """Every count in one list, as `from_counts` takes it."""
+        return [
+            self.blocks,
+            self.flushed,
+            self.subnormal,
+            self.saturated,
+            self.outliers,
+            self.zero,
+            *self.by_exponent,
+        ]
+
+    @classmethod
+    def from_counts(cls, counts: list[int]) -> BlockProfile:
+        """Undo `counts`."""
+        blocks, flushed, subnormal, saturated, outliers, zero, *by_exponent = counts
+        return cls(blocks, flushed, subnormal, saturated, outliers, zero, tuple(by_exponent))
+
+
+def profile_blocks(keys: torch.Tensor) -> BlockProfile:
+    """Profile of keys, finite floating point ``[n, 128]``."""
+    magnitudes = keys.float().unflatten(-1, (-1, BLOCK)).abs().flatten(0, 1)
+    amax = magnitudes.amax(-1)
+    lossy = _count_lossy(amax, e4m3_scales(amax))
+    nonzero = amax != 0
+    # Half of the values below amax / 8 is what a lower median below amax / 8 means.
+    small = (magnitudes.mul_(OUTLIER_RATIO) < amax[:, None]).sum(-1)
+    exponents = torch.frexp(amax[nonzero]).exponent.long() - 1
+    bins = exponents.clamp_(FIRST_EXPONENT, LAST_EXPONENT) - FIRST_EXPONENT
+    by_exponent = torch.bincount(bins, minlength=len(EXPONENTS))
+    return BlockProfile(
+        blocks=amax.shape[0],
+        flushed=lossy.flushed,
+        subnormal=lossy.subnormal,
+        saturated=lossy.saturated,
+        outliers=int((small >= BLOCK // 2).sum()),
+        zero=int((~nonzero).sum()),
+        by_exponent=tuple(by_exponent.tolist()),
+    )
 
 
 class BlockStatistics:
@@ -29,11 +119,11 @@ class BlockStatistics:
     keys : int
         Keys seen.
     flushed : int
-        Blocks with a nonzero value whose scale is zero, so that all of it decodes to zero.
+        Blocks with a nonzero value whose scale is zero.
     subnormal : int
-        Blocks with a subnormal scale (bytes 1 to 7), known to fewer than 4 significant bits.
+        Blocks with a subnormal scale.
     saturated : int
-        Blocks with a magnitude above 2688, which decodes to at most 2688.
+        Blocks with a magnitude above 2688.
     nonfinite : int
         Values that are NaN or infinite.
     """
@@ -49,7 +139,6 @@ class BlockStatistics:
 
     @property
     def blocks(self) -> int:
-        """Blocks seen."""
         return self.keys * SCALES_PER_KEY
 
     def share(self, count: int) -> float:
@@ -75,24 +164,18 @@ class BlockStatistics:
         scales : torch.Tensor
             float8_e4m3fn ``[n, 8]``.
         """
-        for part in self._parts(keys):
-            scale_bytes = scales[part].view(torch.uint8)
+        for part in _parts(keys):
             amax = keys[part].unflatten(-1, (-1, BLOCK)).abs().amax(-1)
-            # A NaN is a value all the same, so that its block counts as nonzero.
-            self.flushed += int(((scale_bytes == 0) & (amax != 0)).sum())
-            subnormal = (scale_bytes > 0) & (scale_bytes <= E4M3_LAST_SUBNORMAL)
-            self.subnormal += int(subnormal.sum())
-            self.saturated += int((amax > NVFP4_MAX).sum())
+            lossy = _count_lossy(amax, scales[part])
+            self.flushed += lossy.flushed
+            self.subnormal += lossy.subnormal
+            self.saturated += lossy.saturated
             self._add_error(keys[part], dequantize_nvfp4(codes[part], scales[part], torch.float64))
 
     def add_decoded(self, keys: torch.Tensor, decoded: torch.Tensor) -> None:
         """Count keys that were stored without blocks, as ``[n, 128]`` before and after."""
-        for part in self._parts(keys):
+        for part in _parts(keys):
             self._add_error(keys[part], decoded[part].double())
-
-    def _parts(self, keys: torch.Tensor) -> list[slice]:
-        step = max(values_per_pass(keys.device) // (4 * keys.shape[-1]), 1)
-        return [slice(start, start + step) for start in range(0, keys.shape[0], step)]
 
     def _add_error(self, keys: torch.Tensor, decoded: torch.Tensor) -> None:
         """Add keys and their decoded form (float64, overwritten)."""
@@ -109,58 +192,11 @@ class BlockStatistics:
         self._squared_error += float(_squared_sum(decoded.sub_(exact)))
 
 
+def _parts(keys: torch.Tensor) -> list[slice]:
+    """The keys a few at a time: a float64 pass takes four times the memory of a BF16 one."""
+    return [part for part, _ in passes(keys.shape[0], 4 * keys.shape[-1], keys.device)]
+
+
 def _squared_sum(values: torch.Tensor) -> torch.Tensor:
     flat = values.flatten()
     return torch.dot(flat, flat)
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleCounts:
-    """What the scales of a cache's used keys say about its blocks.
-
-    A zero scale is that of a block of zeros or of one that was flushed to zero; a largest scale,
-    448, that of a block that saturated or just did not. The scale alone cannot tell which.
-    """
-
-    blocks: int
-    zero: int
-    subnormal: int
-    largest: int
-
-    def share(self, count: int) -> float:
-        """`count` as a share of all blocks, NaN where there are none."""
-        return count / self.blocks if self.blocks else math.nan
-
-
-def count_scales(cache: CacheFile) -> ScaleCounts | None:
-    """Count the scales of a valid cache's used keys, each once; None for BF16.
-
-    Parameters
-    ----------
-    cache : CacheFile
-        A cache that `validate_cache` has found nothing wrong with.
-    """
-    scales = cache.paged_keys().key_scales
-    if scales is None:
-        return None
-    used = _used_keys(cache)
-    blocks = zero = subnormal = largest = 0
-    for start in range(0, cache.pages, _COUNTED_PAGES):
-        part = slice(start, start + _COUNTED_PAGES)
-        visible = torch.arange(PAGE) < used[part, None]
-        values = scales[part].view(torch.uint8)[visible]
-        blocks += values.numel()
-        zero += int((values == 0).sum())
-        subnormal += int(((values > 0) & (values <= E4M3_LAST_SUBNORMAL)).sum())
-        largest += int((values == _LARGEST_SCALE).sum())
-    return ScaleCounts(blocks, zero, subnormal, largest)
-
-
-def _used_keys(cache: CacheFile) -> torch.Tensor:
-    """int64 ``[pages]``: how many keys of each page belong to a request, 0 to 64."""
-    first_keys = torch.arange(cache.block_table.shape[1]) * PAGE
-    used = (cache.context_lengths.long()[:, None] - first_keys).clamp(0, PAGE)
-    in_use = used > 0
-    most = torch.zeros(cache.pages, dtype=torch.int64)
-    # Requests may share pages, and see different numbers of a page's keys.
-    return most.scatter_reduce(0, cache.block_table.long()[in_use], used[in_use], "amax")

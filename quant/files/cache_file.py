@@ -10,14 +10,15 @@ exists because the library's own needs the whole file in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
 import torch
 
 from sdsa_quant.errors import CacheFormatError, CheckFailedError, InputError
+from sdsa_quant.formats import e4m3
 from sdsa_quant.formats.scale_order import (
     LINEAR,
     TILE_ROWS,
@@ -40,10 +41,12 @@ from sdsa_quant.layout import (
 from sdsa_quant.paging import BF16, NVFP4, PagedKeys, page_views, record_bytes
 
 from .cache_header import INTERLEAVED, CacheHeader
+from .safetensors_reader import open_safetensors, read_expected, require_rank, tensor_shapes
 from .safetensors_writer import HeaderEntry, StreamedFile, write_tensor
 
 _TILE_BYTES = TILE_ROWS * SCALES_PER_KEY  # scales of two pages in the 128x4 order
-_VALIDATED_PAGES = 4096  # pages whose scales are looked at in one go
+_PAGES_AT_A_TIME = 4096  # whose scales are looked at in one go
+_LARGEST_SCALE = 0x7E  # as an E4M3 byte: 448
 _INT32_MAX = 2**31 - 1
 
 
@@ -280,22 +283,8 @@ def open_cache(path: str | Path) -> CacheFile:
             header = CacheHeader.from_metadata(metadata)
         except InputError as error:
             raise CacheFormatError(f"{path}: {error}") from None
-        tensors = {}
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
-        wanted = _stored_tensors(header, *_sizes(path, header, shapes))
-        for name, stored in wanted.items():
-            if name not in shapes:
-                raise CacheFormatError(
-                    f"{path}: tensor {name} is missing, found {', '.join(sorted(shapes))}"
-                )
-            dtype = slices[name].get_dtype()
-            if shapes[name] != stored.shape or dtype != stored.dtype:
-                raise CacheFormatError(
-                    f"{path}: tensor {name} must be {stored.dtype} {list(stored.shape)}, "
-                    f"got {dtype} {list(shapes[name])}"
-                )
-            tensors[name] = file.get_tensor(name)
+        wanted = _stored_tensors(header, *_sizes(path, header, tensor_shapes(file)))
+        tensors = read_expected(path, file, wanted, CacheFormatError)
     block_table = tensors.pop("block_table")
     context_lengths = tensors.pop("context_lengths")
     transform = KeyTransform(header.rotate, header.gain, tensors.pop("key_mean", None))
@@ -305,44 +294,14 @@ def open_cache(path: str | Path) -> CacheFile:
     )
 
 
-def open_safetensors(path: str | Path) -> safetensors.safe_open:
-    """Open a safetensors file for reading on the CPU, memory-mapped.
-
-    Raises
-    ------
-    ValueError
-        The file cannot be read or is no whole safetensors file; the message names it.
-    """
-    path = Path(path)
-    if path.is_dir():
-        raise InputError(f"{path}: must be a safetensors file, it is a folder")
-    if path.exists() and not path.is_file():
-        # Opening a pipe would wait for a writer, and no signal could end that.
-        raise InputError(f"{path}: must be a regular file, it is not")
-    try:
-        return safetensors.safe_open(str(path), framework="pt")
-    except safetensors.SafetensorError as error:
-        raise InputError(f"{path}: is not a whole safetensors file: {error}") from None
-    except OSError as error:
-        # The library puts the path into the reason, which names it already.
-        reason = error.strerror or str(error).removesuffix(f": {path}")
-        raise InputError(f"{path}: cannot be read: {reason}") from None
-
-
 def _sizes(
     path: Path, header: CacheHeader, shapes: dict[str, tuple[int, ...]]
 ) -> tuple[int, int, int]:
     """Pages, requests and blocks, taken from the tensors that define them."""
-    name = "pages" if header.layout == INTERLEAVED else "keys"
-    sizes = []
-    for tensor, rank in ((name, 3 if name == "keys" else 2), ("block_table", 2)):
-        if len(shapes.get(tensor, ())) != rank:
-            found = list(shapes[tensor]) if tensor in shapes else "none"
-            raise CacheFormatError(
-                f"{path}: tensor {tensor} must have {rank} dimensions, got {found}"
-            )
-        sizes.append(shapes[tensor])
-    return sizes[0][0], sizes[1][0], sizes[1][1]
+    name, rank = ("pages", 2) if header.layout == INTERLEAVED else ("keys", 3)
+    pages = require_rank(path, shapes, name, rank, CacheFormatError)[0]
+    requests, blocks = require_rank(path, shapes, "block_table", 2, CacheFormatError)
+    return pages, requests, blocks
 
 
 def validate_cache(cache: CacheFile) -> None:
@@ -380,9 +339,61 @@ def validate_cache(cache: CacheFile) -> None:
     scales = cache.paged_keys().key_scales
     if scales is None:
         return
-    for start in range(0, cache.pages, _VALIDATED_PAGES):
-        part = scales[start : start + _VALIDATED_PAGES].view(torch.uint8)
+    for start in range(0, cache.pages, _PAGES_AT_A_TIME):
+        part = scales[start : start + _PAGES_AT_A_TIME].view(torch.uint8)
         for page, key, block in ((part & 0x7F) == 0x7F).nonzero().tolist():
             raise CheckFailedError(
                 f"{cache.path}: the scale of page {start + page}, key {key}, block {block} is NaN"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleCounts:
+    """What the scales of a cache's used keys say about its blocks.
+
+    A zero scale is that of a block of zeros or of one that was flushed to zero; a largest scale,
+    448, that of a block that saturated or just did not. The scale alone cannot tell which.
+    """
+
+    blocks: int
+    zero: int
+    subnormal: int
+    largest: int
+
+    def share(self, count: int) -> float:
+        """`count` as a share of all blocks, NaN where there are none."""
+        return count / self.blocks if self.blocks else math.nan
+
+
+def count_scales(cache: CacheFile) -> ScaleCounts | None:
+    """Count the scales of a valid cache's used keys, each once; None for BF16.
+
+    Parameters
+    ----------
+    cache : CacheFile
+        A cache that `validate_cache` has found nothing wrong with.
+    """
+    scales = cache.paged_keys().key_scales
+    if scales is None:
+        return None
+    used = _used_keys(cache)
+    blocks = zero = subnormal = largest = 0
+    for start in range(0, cache.pages, _PAGES_AT_A_TIME):
+        part = slice(start, start + _PAGES_AT_A_TIME)
+        visible = torch.arange(PAGE) < used[part, None]
+        values = scales[part].view(torch.uint8)[visible]
+        blocks += values.numel()
+        zero += int((values == 0).sum())
+        subnormal += int(e4m3.is_subnormal(values).sum())
+        largest += int((values == _LARGEST_SCALE).sum())
+    return ScaleCounts(blocks, zero, subnormal, largest)
+
+
+def _used_keys(cache: CacheFile) -> torch.Tensor:
+    """int64 ``[pages]``: how many keys of each page belong to a request, 0 to 64."""
+    first_keys = torch.arange(cache.block_table.shape[1]) * PAGE
+    used = (cache.context_lengths.long()[:, None] - first_keys).clamp(0, PAGE)
+    in_use = used > 0
+    most = torch.zeros(cache.pages, dtype=torch.int64)
+    # Requests may share pages, and see different numbers of a page's keys.
+    return most.scatter_reduce(0, cache.block_table.long()[in_use], used[in_use], "amax")

@@ -17,7 +17,7 @@ import torch
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import MAX_ROWS
 
-from .cache_file import open_safetensors
+from .safetensors_reader import open_safetensors, read_expected, require_rank, tensor_shapes
 from .safetensors_writer import HeaderEntry, StreamedFile, write_tensor
 
 FORMAT = "sdsa-scores"
@@ -168,23 +168,8 @@ def open_scores(path: str | Path) -> ScoresFile:
                 raise InputError(
                     f"{path}: header field {field} must be {wanted}, got {metadata.get(field)!r}"
                 )
-        names = set(file.keys())
-        missing = [name for name in _TENSORS if name not in names]
-        if missing:
-            raise InputError(
-                f"{path}: tensor {missing[0]} is missing, found {', '.join(sorted(names))}"
-            )
-        slices = {name: file.get_slice(name) for name in _TENSORS}
-        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
-        shape = _sizes(path, shapes)
-        for name, stored in shape.tensors().items():
-            dtype = slices[name].get_dtype()
-            if shapes[name] != stored.shape or dtype != stored.dtype:
-                raise InputError(
-                    f"{path}: tensor {name} must be {stored.dtype} {list(stored.shape)}, "
-                    f"got {dtype} {list(shapes[name])}"
-                )
-        tensors = {name: file.get_tensor(name) for name in _TENSORS}
+        shape = _sizes(path, tensor_shapes(file))
+        tensors = read_expected(path, file, shape.tensors())
     for length in tensors["context_lengths"].tolist():
         if not 0 <= length <= shape.max_context:
             raise InputError(
@@ -196,17 +181,13 @@ def open_scores(path: str | Path) -> ScoresFile:
 
 def _sizes(path: Path, shapes: dict[str, tuple[int, ...]]) -> ScoresShape:
     """The sizes that the tensors have to agree on, taken from those that define them."""
-    for name, rank in (("scores", 2), ("context_lengths", 1), ("top_k_indices", 2)):
-        if len(shapes[name]) != rank:
-            raise InputError(
-                f"{path}: tensor {name} must have {rank} dimensions, got {list(shapes[name])}"
-            )
-    rows, max_context = shapes["scores"]
-    (groups,) = shapes["context_lengths"]
+    rows, max_context = require_rank(path, shapes, "scores", 2)
+    (groups,) = require_rank(path, shapes, "context_lengths", 1)
+    _, top_k = require_rank(path, shapes, "top_k_indices", 2)
     most = groups * MAX_ROWS
     if rows > most or (groups and (rows % groups or rows < groups)):
         raise InputError(
             f"{path}: tensor scores must have 1 to {MAX_ROWS} rows for each of the {groups} groups "
             f"of context_lengths, the same number for every group, got {rows} rows"
         )
-    return ScoresShape(rows, groups, max_context, shapes["top_k_indices"][1])
+    return ScoresShape(rows, groups, max_context, top_k)

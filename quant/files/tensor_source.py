@@ -8,7 +8,6 @@ by its file's: ``layer_7:keys`` is the tensor ``keys`` of ``layer_7.safetensors`
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,12 +19,11 @@ import torch
 
 from sdsa_quant.errors import InputError
 
-from .cache_file import open_safetensors
+from .safetensors_reader import open_safetensors
 from .text import read_json
 
 INDEX_SUFFIX = ".safetensors.index.json"
 _DTYPE_BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64}
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _SUFFIX = ".safetensors"
 _LISTED_NAMES = 3  # in an error message
 _WORDS = re.compile(r"\d+|[^\W\d_]+|[\W_]")
@@ -166,23 +164,6 @@ def _common_count(words: Sequence[Sequence[str]], most: int) -> int:
         if len({name[index] for name in words}) > 1:
             return index
     return most
-
-
-def header_metadata(path: str | Path) -> dict[str, str]:
-    """Metadata of a safetensors file, also where the rest of it is damaged.
-
-    Empty where there is none, or nothing like a safetensors header is there.
-    """
-    if not Path(path).is_file():  # to open a pipe would be to wait for it
-        return {}
-    try:
-        with Path(path).open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(size, _MAX_HEADER_BYTES)))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    metadata = header.get("__metadata__") if isinstance(header, dict) else None
-    return metadata if isinstance(metadata, dict) else {}
 
 
 def open_tensors(path: str | Path) -> TensorSource:

@@ -12,7 +12,7 @@ from sdsa_quant.errors import DtypeError, InputError
 from sdsa_quant.layout import E4M3_MAX
 
 from . import e4m3
-from .nvfp4 import require_block_values, values_per_pass
+from .blocks import passes, require_block_values
 
 
 def quantize_fp8(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,9 +42,8 @@ def quantize_fp8(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = torch.empty(values.shape[:-1], dtype=torch.float32, device=values.device)
     vectors = values.reshape(-1, values.shape[-1])
     code_rows, scale_rows = codes.view(vectors.shape), scales.view(-1)
-    step = max(values_per_pass(values.device) // max(values.shape[-1], 1), 1)
-    for start in range(0, vectors.shape[0], step):
-        part = slice(start, start + step)
+    count, width = vectors.shape
+    for part, _ in passes(count, width, values.device):
         _quantize_vectors(vectors[part].float(), code_rows[part], scale_rows[part])
     return codes, scales
 

@@ -13,7 +13,7 @@ import torch
 from sdsa_quant.errors import DtypeError, InputError
 
 from . import e2m1
-from .nvfp4 import require_block_values, values_per_pass
+from .blocks import quantize_blocks
 
 BLOCK = 32  # values that share one scale
 
@@ -45,20 +45,9 @@ def quantize_mxfp4(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     TypeError
         `values` has another dtype.
     ValueError
-        ``n`` is no multiple of 32, or `values` are not finite.
+        ``n`` is not a multiple of 32, or `values` are not finite.
     """
-    require_block_values(values, BLOCK)
-    *outer, last = values.shape
-    codes = torch.empty((*outer, last // 2), dtype=torch.uint8, device=values.device)
-    scales = torch.empty((*outer, last // BLOCK), dtype=torch.uint8, device=values.device)
-    blocks = values.reshape(-1, BLOCK)
-    code_rows, scale_rows = codes.view(-1, BLOCK // 2), scales.view(-1)
-    step = min(values_per_pass(values.device) // BLOCK, blocks.shape[0])
-    workspace = torch.empty(3 * step * BLOCK, dtype=torch.int32, device=values.device)
-    for start in range(0, blocks.shape[0], max(step, 1)):
-        part = slice(start, start + step)
-        _quantize_blocks(blocks[part], workspace, code_rows[part], scale_rows[part])
-    return codes, scales
+    return quantize_blocks(values, BLOCK, torch.uint8, _quantize_blocks)
 
 
 def _quantize_blocks(

@@ -14,14 +14,16 @@ Bytes and decoding are the same.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from sdsa_quant.errors import DtypeError, InputError
 from sdsa_quant.layout import BLOCK, E2M1_MAX, E4M3_MAX
 
 from . import e2m1, e4m3
+from .blocks import passes, quantize_blocks
 
-FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NONFINITE_CHOICES = ("error", "saturate")
 NONFINITE_MESSAGE = "values must be finite (or nonfinite='saturate' given), got NaN or infinity"
 
@@ -30,11 +32,6 @@ FOUR_OVER_SIX = "4over6"
 RULES = (AMAX_OVER_6, FOUR_OVER_SIX)
 _SMALLER_CODE = 4.0  # what 4over6 may scale a block's largest magnitude to
 
-# Values per pass: a few MB of temporaries, so that on a CPU they stay in its caches while each
-# operation still has enough work for every thread.
-_CPU_VALUES_PER_PASS = 1 << 18  # for each thread
-_CUDA_VALUES_PER_PASS = 1 << 26
-
 # The bits of a magnitude compare like the magnitude, and integer maxima are 4 times faster.
 _BITS: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
     # dtype: (integer dtype of the same width, bits of a magnitude, bits of infinity)
@@ -42,32 +39,6 @@ _BITS: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
     torch.float16: (torch.int16, 0x7FFF, 0x7C00),
     torch.float32: (torch.int32, 0x7FFFFFFF, 0x7F800000),
 }
-
-
-def values_per_pass(device: torch.device) -> int:
-    """How many values to work on at a time on `device`, to bound the temporaries."""
-    if device.type == "cpu":
-        return _CPU_VALUES_PER_PASS * torch.get_num_threads()
-    return _CUDA_VALUES_PER_PASS
-
-
-def require_block_values(values: torch.Tensor, block: int) -> None:
-    """Refuse what cannot be cut into blocks of `block` floating-point values along the last axis.
-
-    Raises
-    ------
-    TypeError
-        `values` is not bfloat16, float16 or float32.
-    ValueError
-        The last dimension is no multiple of `block`.
-    """
-    if values.dtype not in FLOAT_DTYPES:
-        raise DtypeError(f"values must be bfloat16, float16 or float32, got {values.dtype}")
-    if values.dim() == 0 or values.shape[-1] % block:
-        raise InputError(
-            f"values must have a last dimension that is a multiple of {block}, "
-            f"got {list(values.shape)}"
-        )
 
 
 def quantize_nvfp4(
@@ -97,35 +68,26 @@ def quantize_nvfp4(
     TypeError
         `values` has another dtype.
     ValueError
-        ``n`` is no multiple of 16, `nonfinite` or `rule` is unknown, or `values` are not finite
+        ``n`` is not a multiple of 16, `nonfinite` or `rule` is unknown, or `values` are not finite
         and `nonfinite` is ``"error"``.
     """
-    require_block_values(values, BLOCK)
     if nonfinite not in NONFINITE_CHOICES:
         raise InputError(f"nonfinite must be one of {NONFINITE_CHOICES}, got {nonfinite!r}")
     if rule not in RULES:
         raise InputError(f"rule must be one of {RULES}, got {rule!r}")
     quantize_pass = _quantize_blocks if rule == AMAX_OVER_6 else _quantize_blocks_twice
-    *outer, last = values.shape
-    codes = torch.empty((*outer, last // 2), dtype=torch.uint8, device=values.device)
-    scales = torch.empty((*outer, last // BLOCK), dtype=torch.float8_e4m3fn, device=values.device)
-    blocks = values.reshape(-1, BLOCK)
-    code_rows = codes.view(-1, BLOCK // 2)
-    scale_rows = scales.view(-1)
-    step = min(values_per_pass(values.device) // BLOCK, blocks.shape[0])
-    workspace = torch.empty(3 * step * BLOCK, dtype=torch.int32, device=values.device)
-    for start in range(0, blocks.shape[0], max(step, 1)):
-        part = slice(start, start + step)
-        quantize_pass(blocks[part], nonfinite, workspace, code_rows[part], scale_rows[part])
-    return codes, scales
+    return quantize_blocks(
+        values, BLOCK, torch.float8_e4m3fn, partial(quantize_pass, nonfinite=nonfinite)
+    )
 
 
 def _quantize_blocks(
     blocks: torch.Tensor,
-    nonfinite: str,
     workspace: torch.Tensor,
     codes: torch.Tensor,
     scales: torch.Tensor,
+    *,
+    nonfinite: str,
     largest_code: float = E2M1_MAX,
 ) -> None:
     """`quantize_nvfp4` of ``[blocks, 16]`` in one pass, into `codes` and `scales`.
@@ -157,15 +119,23 @@ def _quantize_blocks(
 
 def _quantize_blocks_twice(
     blocks: torch.Tensor,
-    nonfinite: str,
     workspace: torch.Tensor,
     codes: torch.Tensor,
     scales: torch.Tensor,
+    *,
+    nonfinite: str,
 ) -> None:
     """`_quantize_blocks` by the rule ``4over6``."""
-    _quantize_blocks(blocks, nonfinite, workspace, codes, scales)
+    _quantize_blocks(blocks, workspace, codes, scales, nonfinite=nonfinite)
     other_codes, other_scales = torch.empty_like(codes), torch.empty_like(scales)
-    _quantize_blocks(blocks, nonfinite, workspace, other_codes, other_scales, _SMALLER_CODE)
+    _quantize_blocks(
+        blocks,
+        workspace,
+        other_codes,
+        other_scales,
+        nonfinite=nonfinite,
+        largest_code=_SMALLER_CODE,
+    )
     values = blocks.float()
     better = _squared_errors(values, other_codes, other_scales) < _squared_errors(
         values, codes, scales
@@ -238,10 +208,7 @@ def dequantize_nvfp4(
     blocks = values.view(-1, BLOCK)
     code_rows = codes.reshape(-1, BLOCK // 2)
     scale_rows = scales.view(torch.float8_e4m3fn).reshape(-1)
-    step = min(values_per_pass(codes.device) // BLOCK, blocks.shape[0])
-    workspace = torch.empty(step * BLOCK, dtype=torch.int32, device=codes.device)
-    for start in range(0, blocks.shape[0], max(step, 1)):
-        part = slice(start, start + step)
+    for part, workspace in passes(blocks.shape[0], BLOCK, codes.device, workspace=1):
         factors = scale_rows[part].float() * e2m1.UNPACKED_UNIT
         blocks[part] = e2m1.unpack_float16(code_rows[part], workspace=workspace)
         blocks[part].mul_(factors.unsqueeze(-1))

@@ -23,7 +23,7 @@ import torch
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import DIM, E4M3_MAX
 
-from .nvfp4 import values_per_pass
+from .blocks import passes
 
 NONE = "none"
 HADAMARD = "hadamard"
@@ -61,9 +61,7 @@ def hadamard(values: torch.Tensor) -> torch.Tensor:
         raise InputError(f"values must be [..., {DIM}], got {list(values.shape)}")
     rotated = torch.empty(values.shape, dtype=torch.float32, device=values.device)
     rows, rotated_rows = values.reshape(-1, DIM), rotated.view(-1, DIM)
-    step = values_per_pass(values.device) // DIM
-    for start in range(0, rows.shape[0], step):
-        part = slice(start, start + step)
+    for part, _ in passes(rows.shape[0], DIM, values.device):
         # A copy in any case: one float32 row would be its own contiguous transpose.
         columns = rows[part].T.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
         rotated_rows[part] = _hadamard_columns(columns).T

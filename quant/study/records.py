@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from sdsa_quant.accuracy.block_profile import BlockProfile
+from sdsa_quant.accuracy.blocks import BlockProfile
 from sdsa_quant.errors import InputError
 from sdsa_quant.files.atomic_file import write_text
-from sdsa_quant.files.cache_file import open_safetensors
+from sdsa_quant.files.safetensors_reader import open_safetensors
 from sdsa_quant.files.safetensors_writer import HeaderEntry, StreamedFile
 
 from .layers import StudyInputs, StudyLayer

@@ -13,7 +13,7 @@ from statistics import fmean
 
 import torch
 
-from sdsa_quant.accuracy.block_profile import BlockProfile
+from sdsa_quant.accuracy.blocks import BlockProfile
 from sdsa_quant.accuracy.summary import Accuracy, summarize_accuracy
 from sdsa_quant.layout import DIM
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from sdsa_quant.accuracy.baseline import baseline_scores
-from sdsa_quant.accuracy.block_profile import BlockProfile, profile_blocks
+from sdsa_quant.accuracy.blocks import BlockProfile, profile_blocks
 from sdsa_quant.accuracy.metrics import RowAccuracy, RowBaseline
 from sdsa_quant.formats.key_formats import KeyFormat
 from sdsa_quant.formats.transforms import KeyTransform, fit_transforms

@@ -11,8 +11,7 @@ from sdsa_cli.text import byte_count, describe_transform, percent
 from .text import describe_lengths
 
 if TYPE_CHECKING:
-    from sdsa_quant.accuracy.blocks import ScaleCounts
-    from sdsa_quant.files.cache_file import CacheFile
+    from sdsa_quant.files.cache_file import CacheFile, ScaleCounts
 
 
 def inspect_cache(out: Output, path: str) -> None:
@@ -35,10 +34,9 @@ def inspect_cache(out: Output, path: str) -> None:
 
 def check_cache(path: str) -> dict[str, Any]:
     """What a cache is, as far as it can be read, and whether it is valid: fields for JSON."""
-    from sdsa_quant.accuracy.blocks import count_scales
     from sdsa_quant.errors import CheckFailedError, InputError
-    from sdsa_quant.files.cache_file import open_cache, validate_cache
-    from sdsa_quant.files.tensor_source import header_metadata
+    from sdsa_quant.files.cache_file import count_scales, open_cache, validate_cache
+    from sdsa_quant.files.safetensors_reader import header_metadata
 
     reason, scales = None, None
     record: dict[str, Any] = {"header": header_metadata(path)}

@@ -55,8 +55,9 @@ def inspect(
     cache that cannot be opened, it is 2, and there is no document.
     """
     from sdsa_quant.files.cache_header import FORMAT as CACHE_FORMAT
+    from sdsa_quant.files.safetensors_reader import header_metadata
     from sdsa_quant.files.scores_file import FORMAT as SCORES_FORMAT
-    from sdsa_quant.files.tensor_source import header_metadata, open_tensors
+    from sdsa_quant.files.tensor_source import open_tensors
 
     from .cache import inspect_cache
     from .folder import cache_files, inspect_folder

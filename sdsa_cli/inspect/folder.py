@@ -16,7 +16,8 @@ from .cache import check_cache
 def cache_files(folder: str) -> list[Path]:
     """The caches among the ``*.safetensors`` files of a folder, in natural order."""
     from sdsa_quant.files.cache_header import FORMAT
-    from sdsa_quant.files.tensor_source import header_metadata, natural_order
+    from sdsa_quant.files.safetensors_reader import header_metadata
+    from sdsa_quant.files.tensor_source import natural_order
 
     files = sorted(Path(folder).glob("*.safetensors"), key=lambda file: natural_order(file.name))
     return [file for file in files if header_metadata(file).get("format") == FORMAT]

@@ -103,7 +103,7 @@ def open_scored_cache(path: Path) -> CacheFile:
     """
     from sdsa_quant.files.cache_file import open_cache
     from sdsa_quant.files.cache_header import FORMAT
-    from sdsa_quant.files.tensor_source import header_metadata
+    from sdsa_quant.files.safetensors_reader import header_metadata
 
     if path.is_dir():
         raise InputError(f"{path}: is a folder; score one cache file of it at a time")

@@ -28,7 +28,7 @@ Document = dict[str, Any]
 
 def study_document(study: Study, summary: StudySummary, timing: Document) -> Document:
     """The document of a finished study."""
-    from sdsa_quant.accuracy.block_profile import FIRST_EXPONENT
+    from sdsa_quant.accuracy.blocks import FIRST_EXPONENT
     from sdsa_quant.formats.key_formats import KEY_FORMATS
     from sdsa_quant.study.suggestion import suggest
     from sdsa_quant.study.unit import ERROR_STEPS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sdsa_quant.accuracy.block_profile import (
+from sdsa_quant.accuracy.blocks import (
     EXPONENTS,
     FIRST_EXPONENT,
     LAST_EXPONENT,

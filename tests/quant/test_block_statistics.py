@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sdsa_quant.accuracy.blocks import BlockStatistics, ScaleCounts, count_scales
+from sdsa_quant.accuracy.blocks import BlockStatistics
+from sdsa_quant.files.cache_file import ScaleCounts, count_scales
 from sdsa_quant.formats.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from support.caches import write_cache
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sdsa_quant.errors import InputError
-from sdsa_quant.formats import nvfp4
-from sdsa_quant.formats.nvfp4 import FOUR_OVER_SIX, dequantize_nvfp4, quantize_nvfp4
+from sdsa_quant.formats import blocks
+from sdsa_quant.formats.nvfp4 import FOUR_OVER_SIX, RULES, dequantize_nvfp4, quantize_nvfp4
 
 
 def independent_block(block: np.ndarray, largest_code: int) -> tuple[np.ndarray, int, np.ndarray]:
@@ -88,7 +88,7 @@ def test_extremes() -> None:
 def test_non_finite_values_saturate_as_by_the_other_rule() -> None:
     block = torch.ones(2, 16)
     block[0, 3], block[1, 3] = math.nan, math.inf
-    rules = [quantize_nvfp4(block, nonfinite="saturate", rule=rule) for rule in nvfp4.RULES]
+    rules = [quantize_nvfp4(block, nonfinite="saturate", rule=rule) for rule in RULES]
     assert torch.equal(rules[0][1].view(torch.uint8), rules[1][1].view(torch.uint8))
     assert torch.equal(rules[0][0], rules[1][0])
     with pytest.raises(InputError, match="values must be finite"):
@@ -105,7 +105,7 @@ def test_blocks_do_not_depend_on_the_pass(
 ) -> None:
     values = torch.randn(9, 128, generator=generator)
     whole = quantize_nvfp4(values, rule=FOUR_OVER_SIX)
-    monkeypatch.setattr(nvfp4, "values_per_pass", lambda device: 48)
+    monkeypatch.setattr(blocks, "values_per_pass", lambda device: 48)
     parts = quantize_nvfp4(values, rule=FOUR_OVER_SIX)
     assert torch.equal(whole[0], parts[0])
     assert torch.equal(whole[1].view(torch.uint8), parts[1].view(torch.uint8))

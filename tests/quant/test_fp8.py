@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sdsa_quant.errors import DtypeError, InputError
-from sdsa_quant.formats import e4m3, fp8
+from sdsa_quant.formats import blocks, e4m3
 from sdsa_quant.formats.fp8 import dequantize_fp8, quantize_fp8
 
 
@@ -66,7 +66,7 @@ def test_one_key_at_a_time(monkeypatch: pytest.MonkeyPatch, generator: torch.Gen
     values = torch.randn(2, 5, 128, generator=generator)
     codes, scales = quantize_fp8(values)
     assert scales.shape == (2, 5)
-    monkeypatch.setattr(fp8, "values_per_pass", lambda device: 128)
+    monkeypatch.setattr(blocks, "values_per_pass", lambda device: 128)
     parts = quantize_fp8(values)
     assert torch.equal(parts[0].view(torch.uint8), codes.view(torch.uint8))
     assert torch.equal(parts[1], scales)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sdsa_quant.errors import DtypeError, InputError
-from sdsa_quant.formats import mxfp4
+from sdsa_quant.formats import blocks
 from sdsa_quant.formats.mxfp4 import dequantize_mxfp4, quantize_mxfp4
 
 
@@ -73,7 +73,7 @@ def test_by_hand() -> None:
 def test_one_block_at_a_time(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
     values = torch.randn(7, 128, generator=generator)
     whole = quantize_mxfp4(values)
-    monkeypatch.setattr(mxfp4, "values_per_pass", lambda device: 96)
+    monkeypatch.setattr(blocks, "values_per_pass", lambda device: 96)
     parts = quantize_mxfp4(values)
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from sdsa_quant.errors import DtypeError, InputError
-from sdsa_quant.formats import nvfp4
+from sdsa_quant.formats import blocks
 from sdsa_quant.formats.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 
 NONFINITE_CLASS = 13
@@ -52,7 +52,7 @@ def test_golden_vectors_one_block_at_a_time(
 ) -> None:
     golden = load_file(fixtures / "nvfp4-golden.safetensors")
     finite = golden["class"] != NONFINITE_CLASS
-    monkeypatch.setattr(nvfp4, "values_per_pass", lambda device: 48)
+    monkeypatch.setattr(blocks, "values_per_pass", lambda device: 48)
     codes, scales = quantize_nvfp4(golden["inputs"][finite])
     assert torch.equal(codes, golden["codes"][finite])
     assert torch.equal(scale_bytes(scales), golden["scales"][finite])

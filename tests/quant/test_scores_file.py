@@ -73,7 +73,7 @@ def test_no_context_at_all(tmp_path: Path) -> None:
 def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
     path = tmp_path / "scores.safetensors"
     path.write_bytes(b"mine")
-    with pytest.raises(InputError, match="exists already; give --force"):
+    with pytest.raises(InputError, match="exists already; give force=True to replace it"):
         writer(path)
     assert path.read_bytes() == b"mine"
 

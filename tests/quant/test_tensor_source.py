@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from sdsa_quant.errors import InputError
+from sdsa_quant.files.safetensors_reader import header_metadata
 from sdsa_quant.files.tensor_source import (
     StoredTensor,
     common_ends,
-    header_metadata,
     natural_order,
     open_tensors,
     source_files,

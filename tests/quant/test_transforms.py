@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdsa_quant.errors import InputError
-from sdsa_quant.formats import transforms
+from sdsa_quant.formats import blocks
 from sdsa_quant.formats.nvfp4 import quantize_nvfp4
 from sdsa_quant.formats.transforms import (
     KeyMean,
@@ -57,7 +57,7 @@ def test_hadamard_does_not_depend_on_the_pass(
 ) -> None:
     values = torch.randn(70, 128, generator=generator)
     whole = hadamard(values)
-    monkeypatch.setattr(transforms, "values_per_pass", lambda device: 3 * 128)
+    monkeypatch.setattr(blocks, "values_per_pass", lambda device: 3 * 128)
     assert torch.equal(hadamard(values), whole)
 
 
