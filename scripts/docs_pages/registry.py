@@ -1,0 +1,36 @@
+"""What is made, by which function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from . import charts, diagrams, measurements
+from .cli_reference import cli_reference
+from .pages import Maker
+from .python_reference import python_reference
+
+PARTS: Mapping[str, Maker] = {
+    "readme-table": measurements.readme_table,
+    "backends-table": measurements.backends_table,
+    "backends-gains": measurements.backends_gains,
+    "host-times": measurements.host_times,
+    "triton-table": measurements.triton_table,
+    "cli": cli_reference,
+    "python": python_reference,
+}
+
+FILES: Mapping[str, Maker] = {
+    "docs/pictures/overview.svg": diagrams.overview,
+    "docs/pictures/page-record.svg": diagrams.page_record,
+    "docs/pictures/tiled-scales.svg": diagrams.tiled_scales,
+    "docs/pictures/block-table.svg": diagrams.block_table,
+    "docs/pictures/shares.svg": diagrams.shares,
+    "docs/pictures/roof-shares.svg": charts.roof_shares,
+    "docs/pictures/recall-by-bytes.svg": charts.recall_by_bytes,
+}
+
+
+def pages(root: Path) -> list[Path]:
+    """The Markdown pages that may hold made parts."""
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
