@@ -5,15 +5,16 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint32
 
 from sdsa_quant.errors import UnsupportedError
 
+from .arguments import Addresses, Sizes, types_of
 from .compiled import CompiledKernel, LaunchConfig
 from .schedule import LATE_LEAST_PAGES
 from .variants import TENSOR_CORE_VARIANTS, ctas_per_sm
-from .warp import kernel as cute_kernel
+from .warp import kernel as warp_kernel
 
 
 def compile_variant(architecture: str, variant: str) -> CompiledKernel:
@@ -24,7 +25,7 @@ def compile_variant(architecture: str, variant: str) -> CompiledKernel:
     architecture : str
         Such as ``"sm_90a"``.
     variant : str
-        One of `cute_variants.variants_of` the architecture.
+        One of `variants.variants_of` the architecture.
 
     Raises
     ------
@@ -41,7 +42,10 @@ def compile_variant(architecture: str, variant: str) -> CompiledKernel:
 def trace_variant(architecture: str, variant: str) -> tuple[Any, LaunchConfig]:
     """What CuTe DSL makes of a variant (its PTX is ``__ptx__``), and how to launch it."""
     trace = _trace_tensor_core_kernel if variant in TENSOR_CORE_VARIANTS else _trace_warp_kernel
-    placeholders = [Int64(0)] * 14 + [Int32(0)] * 5 + [Uint32(0)]
+    placeholders = [
+        record(*(getattr(cutlass, name)(0) for name in types_of(record)))
+        for record in (Addresses, Sizes)
+    ]
     with tempfile.TemporaryDirectory(prefix="sdsa-cute-") as folder:
         options = f"--gpu-arch {architecture} --keep-cubin --keep-ptx --dump-dir {folder}"
         return trace(architecture, variant, placeholders, options)
@@ -51,13 +55,13 @@ def _trace_warp_kernel(
     architecture: str, variant: str, placeholders: list[Any], options: str
 ) -> tuple[Any, LaunchConfig]:
     ctas = ctas_per_sm(architecture)
-    traced = cute.compile(cute_kernel.launch_kernel, *placeholders, variant, ctas, options=options)
-    operands = cute_kernel.make_operands(variant)
+    traced = cute.compile(warp_kernel.launch_kernel, *placeholders, variant, ctas, options=options)
+    operands = warp_kernel.make_operands(variant)
     return traced, LaunchConfig(
-        threads=cute_kernel.THREADS,
-        shared_bytes=cute_kernel.shared_bytes(operands),
+        threads=warp_kernel.THREADS,
+        shared_bytes=warp_kernel.shared_bytes(operands),
         ctas_per_sm=ctas,
-        teams=cute_kernel.WARPS // operands.team,
+        teams=warp_kernel.WARPS // operands.team,
         late_least_pages=LATE_LEAST_PAGES,
         two_late_pages=operands.two_late_pages,
     )
@@ -67,11 +71,11 @@ def _trace_tensor_core_kernel(
     architecture: str, variant: str, placeholders: list[Any], options: str
 ) -> tuple[Any, LaunchConfig]:
     # Here, since it uses an experimental part of CuTe DSL, which other kernels must not depend on.
-    from .tcgen05 import kernel as cute_tcgen05_kernel
+    from .tcgen05 import kernel as tcgen05_kernel
     from .tcgen05.rings import THREADS, shared_map
     from .tcgen05.tiles import FORMATS
 
-    launch = cute_tcgen05_kernel.launch_tcgen05_kernel
+    launch = tcgen05_kernel.launch_tcgen05_kernel
     traced = cute.compile(launch, *placeholders, variant, options=options)
     tile = FORMATS[variant]
     return traced, LaunchConfig(
@@ -79,6 +83,6 @@ def _trace_tensor_core_kernel(
         shared_bytes=shared_map(tile).total,
         ctas_per_sm=tile.ctas_per_sm,
         teams=1,
-        late_least_pages=cute_tcgen05_kernel.LATE_LEAST_TILE_PAGES,
+        late_least_pages=tcgen05_kernel.LATE_LEAST_TILE_PAGES,
         two_late_pages=0,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,23 +21,25 @@ from cuda.bindings import driver
 from sdsa_kernels.plans import Plan
 from sdsa_quant.errors import UnsupportedError
 
+from .arguments import Addresses, Sizes, names_of, struct_of
 from .compiled import LaunchConfig
 
 # One buffer holds all that a launch takes, in this order:
 # - CUlaunchConfig: grid and block sizes and bytes of shared memory; stream, address and number of
 #   the attributes;
-# - the kernel's parameters (see cute_kernel): 8 addresses; tensor maps, where it takes any (see
-#   cute_tcgen05_kernel), at offsets that differ between architectures; strides and sizes;
+# - the kernel's parameters (see arguments): addresses; tensor maps, where it takes any, at offsets
+#   that differ between architectures; sizes;
 # - the only CUlaunchAttribute: its number, padding, and a value of 64 bytes;
 # - what cuLaunchKernelEx takes as `extra`: the parameters' address and, by its address, their size.
-_SIZES = struct.Struct("7I4x")
-_STREAM_AND_ADDRESSES = struct.Struct("3q8q")
-_CONSTANTS = struct.Struct("6q5iI")
+_GRID = struct.Struct("7I4x")
+_STREAM = struct.Struct("3q")
+_STREAM_AND_ADDRESSES = struct.Struct(_STREAM.format + struct_of(Addresses).format)
+_KERNEL_SIZES = struct_of(Sizes)
 _ATTRIBUTE = struct.Struct("i4xi60x")
 _EXTRA = struct.Struct("q5q")
 
-_STREAM_AT = _SIZES.size
-_PARAMETERS_AT = _STREAM_AT + struct.calcsize("3q")
+_STREAM_AT = _GRID.size
+_PARAMETERS_AT = _STREAM_AT + _STREAM.size
 
 _PARAMETER_BUFFER, _PARAMETER_BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_...
 _INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
@@ -45,7 +47,8 @@ _INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 # The tensor maps of query and key_cache, given the addresses of a call in the order of a plan, and
 # the parameters that they are: those after the addresses.
 TensorMaps = Callable[..., bytes]
-_FIRST_MAP, _AFTER_MAPS = 8, 10
+_FIRST_MAP = len(names_of(Addresses))
+_AFTER_MAPS = _FIRST_MAP + 2
 
 
 def _checked(result: tuple[Any, ...], what: str) -> Any:
@@ -118,47 +121,31 @@ class LoadedKernel:
         result = driver.cuKernelGetParamInfo(self._kernel, index)
         return int(_checked(result[:2], f"find parameter {index} of a CuTe DSL kernel"))
 
-    def plan(
-        self,
-        strides: tuple[int, ...],
-        groups: int,
-        rows: int,
-        max_context: int,
-        prefetched_bytes: int,
-        tensor_maps: TensorMaps | None = None,
-    ) -> Plan:
+    def make_plan(self, sizes: Mapping[str, int], tensor_maps: TensorMaps | None = None) -> Plan:
         """How to launch it at any addresses, on the current stream of its device.
 
         Parameters
         ----------
-        strides : tuple of int
-            Bytes between rows (or pages) of query, query_scales, key_cache, key_scales, block_table
-            and scores.
-        groups, rows, max_context : int
-            Groups, rows of each, and columns of the scores.
-        prefetched_bytes : int
-            Bytes of the block table to prefetch.
+        sizes : mapping of str to int
+            The fields of `arguments.Sizes`, but for the two that follow from the grid.
         tensor_maps : callable, optional
             The tensor maps of a call, given its addresses; for kernels that take some.
         """
         config, device = self._config, self._device
-        first, ctas = config.grid(self._sms, groups, max_context)
+        first, ctas = config.grid(self._sms, sizes["groups"], sizes["max_context"])
         inverse = (2**32 - 1) // (first * config.teams)
-        maps_at = constants_at = _STREAM_AT + _STREAM_AND_ADDRESSES.size
+        given = {**sizes, "first_ctas": first, "inverse_teams": inverse}
+        maps_at = sizes_at = _STREAM_AT + _STREAM_AND_ADDRESSES.size
         if tensor_maps is not None:
             maps_at = _PARAMETERS_AT + self._parameter_offset(_FIRST_MAP)
-            constants_at = _PARAMETERS_AT + self._parameter_offset(_AFTER_MAPS)
-        attribute_at = constants_at + _CONSTANTS.size
+            sizes_at = _PARAMETERS_AT + self._parameter_offset(_AFTER_MAPS)
+        attribute_at = sizes_at + _KERNEL_SIZES.size
         extra_at = attribute_at + _ATTRIBUTE.size
         buffer = ctypes.create_string_buffer(extra_at + _EXTRA.size)
         base = ctypes.addressof(buffer)
         attribute, extra = base + attribute_at, base + extra_at + struct.calcsize("q")
-        _SIZES.pack_into(buffer, 0, ctas, 1, 1, config.threads, 1, 1, config.shared_bytes)
-        _CONSTANTS.pack_into(
-            buffer,
-            constants_at,
-            *(*strides, groups, rows, max_context, first, prefetched_bytes, inverse),
-        )
+        _GRID.pack_into(buffer, 0, ctas, 1, 1, config.threads, 1, 1, config.shared_bytes)
+        _KERNEL_SIZES.pack_into(buffer, sizes_at, *(given[name] for name in names_of(Sizes)))
         _ATTRIBUTE.pack_into(
             buffer,
             attribute_at,

@@ -49,21 +49,20 @@ def plan_for(problem: ScoreProblem, variant: str) -> Plan:
     """
     kernel = loaded_kernel(device_index(problem.device), variant)
     query_scales, key_scales = problem.query_scales, problem.key_scales
-    return kernel.plan(
-        (
-            _row_bytes(problem.query),
-            0 if query_scales is None else query_scales.stride(0),
-            _row_bytes(problem.key_cache),
-            0 if key_scales is None else key_scales.stride(0),
-            _row_bytes(problem.block_table),
-            _row_bytes(problem.scores),
-        ),
-        problem.groups,
-        problem.rows_per_group,
-        problem.max_context,
-        _prefetched_table_bytes(problem.block_table),
-        _tensor_maps(problem) if variant in TENSOR_CORE_VARIANTS else None,
-    )
+    sizes = {
+        "query_stride": _row_bytes(problem.query),
+        "query_scale_stride": 0 if query_scales is None else query_scales.stride(0),
+        "key_stride": _row_bytes(problem.key_cache),
+        "key_scale_stride": 0 if key_scales is None else key_scales.stride(0),
+        "table_stride": _row_bytes(problem.block_table),
+        "score_stride": _row_bytes(problem.scores),
+        "groups": problem.groups,
+        "rows": problem.rows_per_group,
+        "max_context": problem.max_context,
+        "prefetched_bytes": _prefetched_table_bytes(problem.block_table),
+    }
+    maps = _tensor_maps(problem) if variant in TENSOR_CORE_VARIANTS else None
+    return kernel.make_plan(sizes, maps)
 
 
 def loaded_kernel(device: int, variant: str) -> LoadedKernel:

@@ -9,7 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from sdsa_kernels.cute.arguments import Addresses, names_of
 from sdsa_kernels.cute.compiled import LaunchConfig
+from sdsa_kernels.plans import addresses_of
+from sdsa_kernels.testing.problems import exact_problem
 from sdsa_quant.errors import UnsupportedError
 
 cute_launch = pytest.importorskip(
@@ -21,6 +24,18 @@ CONFIG = LaunchConfig(
 )
 ADDRESSES = tuple(2**40 + 16 * i for i in range(8))
 STRIDES = (256, 8, 16_384, 512, 40, 2**33)
+SIZES = {
+    "prefetched_bytes": 8192,  # by name, in any order
+    "groups": 32,
+    "rows": 3,
+    "max_context": 4096,
+    "query_stride": STRIDES[0],
+    "query_scale_stride": STRIDES[1],
+    "key_stride": STRIDES[2],
+    "key_scale_stride": STRIDES[3],
+    "table_stride": STRIDES[4],
+    "score_stride": STRIDES[5],
+}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +79,7 @@ def plan_with(
     )
     kernel = object.__new__(cute_launch.LoadedKernel)  # nothing to load it with here
     kernel._function, kernel._config, kernel._device, kernel._sms = 1234, CONFIG, 0, 132
-    return kernel.plan(STRIDES, 32, 3, 4096, 8192, tensor_maps)
+    return kernel.make_plan(SIZES, tensor_maps)
 
 
 def test_a_plan_hands_over_what_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,3 +152,9 @@ def test_a_refused_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_with(monkeypatch, lambda *arguments: 1)
     with pytest.raises(UnsupportedError, match="failed to launch a kernel: CUDA_ERROR_INVALID"):
         plan(*ADDRESSES)
+
+
+def test_addresses_are_in_the_order_of_a_plan() -> None:
+    problem = exact_problem("nvfp4", torch.device("cpu"), [70], rows_per_group=1)
+    tensors = [getattr(problem, name) for name in names_of(Addresses)]
+    assert addresses_of(problem) == tuple(tensor.data_ptr() for tensor in tensors)

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import GridConstant, Int32, Int64, Uint8, Uint32
+from cutlass import GridConstant, Int32, Int64, Uint8
 from cutlass.experimental.cuda import tensor_map as tma
 
+from sdsa_kernels.cute.arguments import Addresses, Sizes
 from sdsa_kernels.cute.ptx import (
     barrier_init,
     eviction_policy,
@@ -263,28 +264,10 @@ def init_barriers(tile: cutlass.Constexpr, shared: Int32, thread: Int32) -> None
 @cute.kernel
 def tcgen05_kernel(
     variant: cutlass.Constexpr[str],  # first, since symbols are cut off
-    query: Int64,  # for the tensor map, as keys
-    query_scales: Int64,
-    keys: Int64,
-    key_scales: Int64,
-    table: Int64,
-    lengths: Int64,
-    requests: Int64,
-    scores: Int64,
+    addresses: Addresses,
     query_map: GridConstant[tma.TensorMap],
     key_map: GridConstant[tma.TensorMap],
-    query_stride: Int64,
-    query_scale_stride: Int64,
-    key_stride: Int64,
-    key_scale_stride: Int64,
-    table_stride: Int64,
-    score_stride: Int64,
-    groups: Int32,
-    rows: Int32,
-    max_context: Int32,
-    first_ctas: Int32,
-    prefetched_bytes: Int32,
-    inverse_ctas: Uint32,
+    sizes: Sizes,
 ) -> None:
     tile = FORMATS[variant]
     where = shared_map(tile)
@@ -299,8 +282,8 @@ def tcgen05_kernel(
     # Before anything is read: fetching into the L2 cache is right whoever still writes there.
     launch_dependents()
     line = (cta * THREADS + thread) * CACHE_LINE
-    if line < prefetched_bytes:
-        prefetch_to_l2(table + Int64(line))
+    if line < sizes.prefetched_bytes:
+        prefetch_to_l2(addresses.block_table + Int64(line))
     if warp == COPY_WARP:
         with cute.arch.elect_one():
             prefetch_tensor_map(key_address)
@@ -308,8 +291,10 @@ def tcgen05_kernel(
     init_barriers(tile, shared, thread)
 
     wait_for_prerequisites()
-    source = Lengths(lengths, requests, groups, max_context)
-    worker = Worker(Int32(0), cta, 1, first_ctas, inverse_ctas, LATE_LEAST_TILE_PAGES, 0)
+    source = Lengths(addresses.context_lengths, addresses.requests, sizes.groups, sizes.max_context)
+    worker = Worker(
+        Int32(0), cta, 1, sizes.first_ctas, sizes.inverse_teams, LATE_LEAST_TILE_PAGES, 0
+    )
     place, share = find_share(source, worker, shared + where.scratch, THREADS)
     if share.count > 0:
         if warp == MMA_WARP:
@@ -320,15 +305,24 @@ def tcgen05_kernel(
         tensor = load_shared_int(shared + where.tensor_slot)
         runs = start_runs(place, share.count)
         if warp == COPY_WARP:
-            policy = page_policy(share.total, rows)
-            pages = Pages(key_address, key_scales, key_scale_stride, table, table_stride, policy)
+            policy = page_policy(share.total, sizes.rows)
+            pages = Pages(
+                key_address,
+                addresses.key_scales,
+                sizes.key_scale_stride,
+                addresses.block_table,
+                sizes.table_stride,
+                policy,
+            )
             kept = eviction_policy("evict_normal")
-            queries = Queries(query_address, query_scales, query_scale_stride, rows, kept)
+            queries = Queries(
+                query_address, addresses.query_scales, sizes.query_scale_stride, sizes.rows, kept
+            )
             copy_share(tile, source, pages, queries, shared, runs)
         elif warp == MMA_WARP:
             multiply_share(tile, source, shared, tensor, runs)
         else:
-            score_rows = ScoreRows(scores, score_stride, rows)
+            score_rows = ScoreRows(addresses.scores, sizes.score_stride, sizes.rows)
             store_share(tile, source, score_rows, shared, tensor, warp, runs)
         fence_before_thread_sync()
         cute.arch.sync_threads()
@@ -347,53 +341,13 @@ def _any_tensor_map(tile: TileFormat, rank: int) -> tma.TensorMap:
 
 @cute.jit
 def launch_tcgen05_kernel(
-    query: Int64,
-    query_scales: Int64,
-    keys: Int64,
-    key_scales: Int64,
-    table: Int64,
-    lengths: Int64,
-    requests: Int64,
-    scores: Int64,
-    query_stride: Int64,
-    query_scale_stride: Int64,
-    key_stride: Int64,
-    key_scale_stride: Int64,
-    table_stride: Int64,
-    score_stride: Int64,
-    groups: Int32,
-    rows: Int32,
-    max_context: Int32,
-    first_ctas: Int32,
-    prefetched_bytes: Int32,
-    inverse_ctas: Uint32,
+    addresses: Addresses,
+    sizes: Sizes,
     variant: cutlass.Constexpr[str],
 ) -> None:
     tile = FORMATS[variant]
     tcgen05_kernel(
-        variant,
-        query,
-        query_scales,
-        keys,
-        key_scales,
-        table,
-        lengths,
-        requests,
-        scores,
-        _any_tensor_map(tile, 2),
-        _any_tensor_map(tile, 3),
-        query_stride,
-        query_scale_stride,
-        key_stride,
-        key_scale_stride,
-        table_stride,
-        score_stride,
-        groups,
-        rows,
-        max_context,
-        first_ctas,
-        prefetched_bytes,
-        inverse_ctas,
+        variant, addresses, _any_tensor_map(tile, 2), _any_tensor_map(tile, 3), sizes
     ).launch(
         grid=(1, 1, 1),
         block=(THREADS, 1, 1),

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32
+from cutlass import Boolean, Int32, Int64
 
+from sdsa_kernels.cute.arguments import Addresses, Sizes
 from sdsa_kernels.cute.ptx import (
     all_arrived,
     barrier_arrive_after_copies,
@@ -241,26 +242,8 @@ def score_share(
 
 @cute.kernel
 def score_kernel(
-    query: Int64,
-    query_scales: Int64,
-    keys: Int64,
-    key_scales: Int64,
-    table: Int64,
-    lengths: Int64,
-    requests: Int64,
-    scores: Int64,
-    query_stride: Int64,
-    query_scale_stride: Int64,
-    key_stride: Int64,
-    key_scale_stride: Int64,
-    table_stride: Int64,
-    score_stride: Int64,
-    groups: Int32,
-    rows: Int32,
-    max_context: Int32,
-    first_ctas: Int32,
-    prefetched_bytes: Int32,
-    inverse_teams: Uint32,
+    addresses: Addresses,
+    sizes: Sizes,
     variant: cutlass.Constexpr[str],
 ) -> None:
     operands = make_operands(variant)
@@ -272,8 +255,8 @@ def score_kernel(
     # Before anything is read: fetching into the L2 cache is right whoever still writes there.
     launch_dependents()
     line = (cta * THREADS + thread) * CACHE_LINE
-    if line < prefetched_bytes:
-        prefetch_to_l2(table + Int64(line))
+    if line < sizes.prefetched_bytes:
+        prefetch_to_l2(addresses.block_table + Int64(line))
 
     # Stages first: copies to addresses that are no multiple of 128 bytes are slower.
     shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint())
@@ -284,7 +267,9 @@ def score_kernel(
         barriers=barriers + warp * (operands.stages * BARRIER_BYTES),
     )
     page_bytes = operands.team * operands.key_bytes
-    adjacent = (key_scales == keys + page_bytes) & (key_stride == key_scale_stride)
+    adjacent = (addresses.key_scales == addresses.key_cache + page_bytes) & (
+        sizes.key_stride == sizes.key_scale_stride
+    )
     if cutlass.const_expr(operands.scale_bytes == 0):
         adjacent = Boolean(True)
     if lane < operands.stages:
@@ -295,26 +280,42 @@ def score_kernel(
     cute.arch.sync_warp()
 
     wait_for_prerequisites()
-    source = Lengths(lengths, requests, groups, max_context)
+    source = Lengths(addresses.context_lengths, addresses.requests, sizes.groups, sizes.max_context)
     teams = WARPS // operands.team
     team, member = warp // operands.team, warp % operands.team
     worker = Worker(
-        team, cta, teams, first_ctas, inverse_teams, LATE_LEAST_PAGES, operands.two_late_pages
+        team,
+        cta,
+        teams,
+        sizes.first_ctas,
+        sizes.inverse_teams,
+        LATE_LEAST_PAGES,
+        operands.two_late_pages,
     )
     place, share = find_share(source, worker, scratch, THREADS)
-    query_rows = QueryRows(query, query_stride, query_scales, query_scale_stride, rows)
-    aligned = ((scores | score_stride) & (SCORE_VECTOR_BYTES - 1)) == 0
-    score_rows = ScoreRows(scores, score_stride, rows, max_context, aligned)
+    query_rows = QueryRows(
+        addresses.query,
+        sizes.query_stride,
+        addresses.query_scales,
+        sizes.query_scale_stride,
+        sizes.rows,
+    )
+    aligned = ((addresses.scores | sizes.score_stride) & (SCORE_VECTOR_BYTES - 1)) == 0
+    score_rows = ScoreRows(
+        addresses.scores, sizes.score_stride, sizes.rows, sizes.max_context, aligned
+    )
     pages = Pages(
-        keys=keys + Int64(member * operands.key_bytes),
-        key_stride=key_stride,
-        scales=key_scales + Int64(member * operands.scale_bytes),
-        scale_stride=key_scale_stride,
-        table=table,
-        table_stride=table_stride,
+        keys=addresses.key_cache + Int64(member * operands.key_bytes),
+        key_stride=sizes.key_stride,
+        scales=addresses.key_scales + Int64(member * operands.scale_bytes),
+        scale_stride=sizes.key_scale_stride,
+        table=addresses.block_table,
+        table_stride=sizes.table_stride,
         adjacent=adjacent,
         policy=(
-            eviction_policy("evict_first") if operands.short else page_policy(share.total, rows)
+            eviction_policy("evict_first")
+            if operands.short
+            else page_policy(share.total, sizes.rows)
         ),
     )
     if share.count > 0:
@@ -326,52 +327,12 @@ def score_kernel(
 
 @cute.jit
 def launch_kernel(
-    query: Int64,
-    query_scales: Int64,
-    keys: Int64,
-    key_scales: Int64,
-    table: Int64,
-    lengths: Int64,
-    requests: Int64,
-    scores: Int64,
-    query_stride: Int64,
-    query_scale_stride: Int64,
-    key_stride: Int64,
-    key_scale_stride: Int64,
-    table_stride: Int64,
-    score_stride: Int64,
-    groups: Int32,
-    rows: Int32,
-    max_context: Int32,
-    first_ctas: Int32,
-    prefetched_bytes: Int32,
-    inverse_teams: Uint32,
+    addresses: Addresses,
+    sizes: Sizes,
     variant: cutlass.Constexpr[str],
     ctas_per_sm: cutlass.Constexpr[int],
 ) -> None:
-    score_kernel(
-        query,
-        query_scales,
-        keys,
-        key_scales,
-        table,
-        lengths,
-        requests,
-        scores,
-        query_stride,
-        query_scale_stride,
-        key_stride,
-        key_scale_stride,
-        table_stride,
-        score_stride,
-        groups,
-        rows,
-        max_context,
-        first_ctas,
-        prefetched_bytes,
-        inverse_teams,
-        variant,
-    ).launch(
+    score_kernel(addresses, sizes, variant).launch(
         grid=(1, 1, 1),
         block=(THREADS, 1, 1),
         smem=shared_bytes(make_operands(variant)),
