@@ -6,11 +6,18 @@ gives them.
 
 from __future__ import annotations
 
+import shlex
+
 # Parameters whose flag or word is not ``--`` and the name itself.
-_SPELLINGS: dict[str, str] = {}
+_SPELLINGS = {
+    "key_name": "--keys",
+    "key_names": "--keys",
+    "keys_pattern": "--keys",
+    "queries_pattern": "--query-name",
+}
 
 
 def flag_spelling(argument: str, value: object | None) -> str:
     """An argument as it is typed: ``--force``, ``--rows-per-group 2``, ``--keys``."""
     flag = _SPELLINGS.get(argument, "--" + argument.replace("_", "-"))
-    return flag if value is None or value is True else f"{flag} {value}"
+    return flag if value is None or value is True else f"{flag} {shlex.quote(str(value))}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -248,7 +249,7 @@ def _report(
     hint = lengths_hint(tensors)
     if lengths is None and hint:
         each = "each all one request" if len(caches) > 1 else "all one request"
-        closing += f"; {each}, --lengths {hint} would divide them"
+        closing += f"; {each}, --lengths {shlex.quote(hint)} would divide them"
     return [*report, closing]
 
 

@@ -32,7 +32,7 @@ class Baseline:
     read_keys: KeyReader
 
 
-def open_baseline(path: str | Path, cache: CacheFile, name: str | None = None) -> Baseline:
+def open_baseline(path: str | Path, cache: CacheFile, key_name: str | None = None) -> Baseline:
     """Open the unquantized keys of a cache.
 
     Parameters
@@ -42,7 +42,7 @@ def open_baseline(path: str | Path, cache: CacheFile, name: str | None = None) -
         took them, or a BF16 cache file.
     cache : CacheFile
         The cache to measure.
-    name : str, optional
+    key_name : str, optional
         The keys' tensor, for a keys file; by default the one that the cache says it was made from,
         else see `select_keys`.
 
@@ -57,16 +57,22 @@ def open_baseline(path: str | Path, cache: CacheFile, name: str | None = None) -
     path = Path(path)
     source = open_tensors(path)
     if source.metadata.get("format") == CACHE_FORMAT:
-        if name is not None:
-            raise InputError(f"{path}: is a cache, which has no tensor to choose; leave out --keys")
+        if key_name is not None:
+            raise InputError(
+                "must be left out: the baseline is a cache, which has no tensor to choose",
+                argument="key_name",
+                source=path,
+            )
         return _cache_baseline(path, cache)
-    if name is None and _tensor_of(cache.header.source) in source:
-        name = _tensor_of(cache.header.source)
-    tensors = select_keys(source, name)
+    if key_name is None and _tensor_of(cache.header.source) in source:
+        key_name = _tensor_of(cache.header.source)
+    tensors = select_keys(source, key_name)
     if len(tensors) != 1:
         raise InputError(
-            f"{path}: the baseline must be one tensor, --keys {name} matches "
-            f"{', '.join(tensor.name for tensor in tensors)}"
+            f"{key_name} must match one tensor, the baseline, "
+            f"got {', '.join(tensor.name for tensor in tensors)}",
+            argument="key_name",
+            source=path,
         )
     keys = _divide(source, tensors[0].name, cache)
     return Baseline(path, "keys", keys.name, keys.tensor.dtype, keys.read)

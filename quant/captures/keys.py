@@ -8,30 +8,33 @@ either one length per request or the offsets (``cu_seqlens``) at which requests 
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from sdsa_quant.errors import DtypeError, InputError
+from sdsa_quant.errors import DtypeError, Hint, InputError
 from sdsa_quant.files.cache_header import FORMAT as CACHE_FORMAT
-from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, common_ends
-from sdsa_quant.files.text import numbers_in
+from sdsa_quant.files.tensor_source import StoredTensor, TensorSource
 from sdsa_quant.layout import DIM
 
-KEYS_NAME = "keys"  # taken where the user names no tensor
-QUERY_NAMES = ("queries", "query", "q")  # told from keys by their name alone
-LENGTHS_NAMES = ("lengths", "context_lengths", "cu_seqlens")  # hinted at where none is named
-KEY_DTYPES = ("BF16", "F16", "F32")
-_LENGTH_DTYPES = ("I32", "I64", "U32", "I16", "U16", "I8", "U8")
+from .names import (
+    FLOAT_DTYPES,
+    INTEGER_DTYPES,
+    KEY_NAMES,
+    LENGTHS_NAMES,
+    QUERY_NAMES,
+    common_pattern,
+    companion,
+    matching_tensors,
+)
+
+USUAL_NAME = KEY_NAMES[0]  # taken where the user names no tensor
 # Quantized checkpoints keep scales beside a tensor under its name and one of these endings; the
 # first two are telling wherever they are.
 _GLOBAL_SCALE_ENDINGS = ("_global_scale", "_scale_2")
 _SCALE_ENDINGS = ("_scale", "_scales", "_scale_inv", ".scale", ".scales")
-_WILDCARDS = re.compile(r"\*|\?|\[!?\]?[^\]]*\]")  # of a pattern, as fnmatch takes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,41 +95,29 @@ def select_keys(source: TensorSource, pattern: str | None = None) -> list[Stored
         raise InputError(f"{source.path}: is a cache already; unquantized keys are needed")
     if not len(source):
         raise InputError(f"{source.path}: there are no tensors in it; keys are needed")
-    chosen = _default_keys(source) if pattern is None else _matching(source, pattern)
+    chosen = _default_keys(source) if pattern is None else matching_tensors(source, pattern)
     for tensor in chosen:
         _refuse_quantized(source, tensor)
         _require_key_shape(tensor)
     return chosen
 
 
-def _matching(source: TensorSource, pattern: str) -> list[StoredTensor]:
-    if pattern in source:
-        return [source[pattern]]
-    matches = [tensor for tensor in source if fnmatch.fnmatchcase(tensor.name, pattern)]
-    if not matches and _WILDCARDS.search(pattern):
-        raise InputError(f"{source.path}: no tensor matches {pattern}; {source.describe_names()}")
-    return matches or [source[pattern]]  # which raises, and lists what there is
-
-
 def _default_keys(source: TensorSource) -> list[StoredTensor]:
-    if KEYS_NAME in source:
-        return [source[KEYS_NAME]]
+    if USUAL_NAME in source:
+        return [source[USUAL_NAME]]
     candidates = [tensor for tensor in source if can_be_keys(tensor)]
     if len(candidates) == 1:
         return candidates
     found = "none" if not candidates else f"{len(candidates)} of them"
-    pattern = _common_pattern([tensor.name for tensor in candidates if not are_queries(tensor)])
+    pattern = common_pattern([tensor.name for tensor in candidates if not are_queries(tensor)])
     raise InputError(
-        f"{source.path}: no tensor is named {KEYS_NAME}, and there must be one float tensor "
-        f"[.., {DIM}], got {found}; name the keys with --keys NAME or a pattern"
-        f"{f', such as {pattern} for one cache each' if pattern else ''}; {source.describe_names()}"
+        f"no tensor is named {USUAL_NAME}, and there must be one float tensor [.., {DIM}], "
+        f"got {found}; {source.describe_names()}",
+        source=source.path,
+        hint=Hint("key_names", "for one cache each", pattern)
+        if pattern
+        else Hint("key_names", "to name the keys, with a pattern for several caches"),
     )
-
-
-def _common_pattern(names: Sequence[str]) -> str:
-    """A pattern in quotes for several names, empty where they have nothing in common."""
-    begin, end = common_ends(names) if len(names) > 1 else ("", "")
-    return f"'{begin}*{end}'" if begin or end else ""
 
 
 def _refuse_quantized(source: TensorSource, tensor: StoredTensor) -> None:
@@ -137,16 +128,16 @@ def _refuse_quantized(source: TensorSource, tensor: StoredTensor) -> None:
                 f"{other.path}: input must be unquantized keys, but tensor {other.name} holds the "
                 f"scales of quantized ones"
             )
-    if tensor.dtype not in KEY_DTYPES:
+    if tensor.dtype not in FLOAT_DTYPES:
         raise DtypeError(
             f"{tensor.path}: tensor {tensor.name} must hold unquantized keys in "
-            f"{', '.join(KEY_DTYPES)}, got {tensor.dtype} {list(tensor.shape)}"
+            f"{', '.join(FLOAT_DTYPES)}, got {tensor.dtype} {list(tensor.shape)}"
         )
 
 
 def can_be_keys(tensor: StoredTensor) -> bool:
     """Whether dtype and shape are those of unquantized keys."""
-    return tensor.dtype in KEY_DTYPES and _has_key_shape(tensor)
+    return tensor.dtype in FLOAT_DTYPES and _has_key_shape(tensor)
 
 
 def are_queries(tensor: StoredTensor) -> bool:
@@ -156,7 +147,7 @@ def are_queries(tensor: StoredTensor) -> bool:
 
 def can_be_lengths(tensor: StoredTensor) -> bool:
     """Whether dtype and shape are those of lengths or offsets."""
-    return tensor.dtype in _LENGTH_DTYPES and len(tensor.shape) == 1 and tensor.shape[0] > 0
+    return tensor.dtype in INTEGER_DTYPES and len(tensor.shape) == 1 and tensor.shape[0] > 0
 
 
 def _last_name(tensor: StoredTensor) -> str:
@@ -216,10 +207,12 @@ def captured_keys(
     padded = len(tensor.shape) == 3
     if lengths_name is None:
         if padded:
+            known, squeeze = lengths_hint(source), _squeeze_hint(tensor)
             raise InputError(
-                f"{tensor.path}: tensor {tensor.name} is {list(tensor.shape)}, padded requests; "
-                f"name the tensor of their lengths with --lengths{_describe_lengths_hint(source)}"
-                f"{_squeeze_hint(tensor)}"
+                f"tensor {tensor.name} is {list(tensor.shape)}, padded requests"
+                + ("" if known else f"; {source.describe_names()}"),
+                source=tensor.path,
+                hint=Hint("lengths", f"for the tensor of their lengths{squeeze}", known),
             )
         return CapturedKeys(source, tensor, (0,), (tensor.shape[0],))
     stored = source[lengths_name]
@@ -260,38 +253,16 @@ def lengths_for(
         What `select_keys` was given.
     lengths : str or None
         A name, good for every key tensor, or a pattern. Of what a pattern matches, the tensor is
-        taken whose name has the same text in place of the wildcards as the keys' has in
-        `keys_pattern`, or else the same numbers.
+        taken that goes with the keys by the rule of `sdsa_quant.captures.names`.
 
     Raises
     ------
     ValueError
         No tensor matches the pattern, or none or several of those that do go with the keys.
     """
-    if lengths is None or lengths in source or not _WILDCARDS.search(lengths):
-        return lengths
-    matches = _matching(source, lengths)
-    wanted, numbers = _wildcard_texts(keys_pattern or "", tensor.name), numbers_in(tensor.name)
-    found = [match.name for match in matches if _wildcard_texts(lengths, match.name) == wanted]
-    if not found and numbers:
-        found = [match.name for match in matches if numbers_in(match.name) == numbers]
-    if len(found) != 1:
-        raise InputError(
-            f"{source.path}: --lengths {lengths} must match one tensor that goes with "
-            f"{tensor.name}, got {', '.join(found) or 'none'} of the {len(matches)} that it matches"
-        )
-    return found[0]
-
-
-def _wildcard_texts(pattern: str, name: str) -> tuple[str, ...]:
-    """What stands in a name for the wildcards of a pattern that it matches."""
-    expression, end = "", 0
-    for wildcard in _WILDCARDS.finditer(pattern):
-        literal = re.escape(pattern[end : wildcard.start()])
-        one = {"*": ".*", "?": "."}.get(wildcard[0], wildcard[0].replace("[!", "[^"))
-        expression, end = f"{expression}{literal}({one})", wildcard.end()
-    found = re.fullmatch(expression + re.escape(pattern[end:]), name, re.DOTALL)
-    return found.groups() if found else ()
+    if lengths is None:
+        return None
+    return companion(source, lengths, tensor, keys_pattern, argument="lengths")
 
 
 def lengths_candidates(source: TensorSource) -> list[str]:
@@ -304,18 +275,13 @@ def lengths_candidates(source: TensorSource) -> list[str]:
 
 
 def lengths_hint(source: TensorSource) -> str | None:
-    """What ``--lengths`` could be given: a name, or a pattern in quotes where there are several."""
+    """What `lengths` could be: a name, or a pattern where there are several; None without any."""
     names = lengths_candidates(source)
-    return _common_pattern(names) or names[0] if names else None
-
-
-def _describe_lengths_hint(source: TensorSource) -> str:
-    hint = lengths_hint(source)
-    return f", such as {hint}" if hint else f" NAME; {source.describe_names()}"
+    return common_pattern(names) or names[0] if names else None
 
 
 def _read_lengths(source: TensorSource, stored: StoredTensor) -> list[int]:
-    if stored.dtype not in _LENGTH_DTYPES:
+    if stored.dtype not in INTEGER_DTYPES:
         raise DtypeError(
             f"{stored.path}: tensor {stored.name} must hold integer lengths, got {stored.dtype}"
         )

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import torch
 
-from sdsa_quant.errors import DtypeError, InputError
+from sdsa_quant.errors import DtypeError, Hint, InputError
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, open_tensors
 from sdsa_quant.files.text import whole_number
 from sdsa_quant.layout import DIM, MAX_ROWS
 
-_FLOAT_DTYPES = ("BF16", "F16", "F32")
-_INTEGER_DTYPES = ("I32", "I64", "U32", "I16", "U16", "I8", "U8")
-_USUAL_NAMES = ("queries", "query", "q")
+from .names import FLOAT_DTYPES, INTEGER_DTYPES, QUERY_NAMES
+
 _ROWS_PER_GROUP = "rows_per_group"  # field of the file's metadata
 
 
@@ -50,10 +49,10 @@ def read_queries(path: str | Path, name: str | None = None) -> Queries:
     """
     source = open_tensors(path)
     tensor = source[name] if name is not None else _default_queries(source)
-    if tensor.dtype not in _FLOAT_DTYPES:
+    if tensor.dtype not in FLOAT_DTYPES:
         raise DtypeError(
             f"{tensor.path}: tensor {tensor.name} must hold unquantized query rows in "
-            f"{', '.join(_FLOAT_DTYPES)}, got {tensor.dtype} {list(tensor.shape)}"
+            f"{', '.join(FLOAT_DTYPES)}, got {tensor.dtype} {list(tensor.shape)}"
         )
     if len(tensor.shape) not in (2, 3) or tensor.shape[-1] != DIM:
         raise InputError(
@@ -65,17 +64,18 @@ def read_queries(path: str | Path, name: str | None = None) -> Queries:
 
 
 def _default_queries(source: TensorSource) -> StoredTensor:
-    for name in _USUAL_NAMES:
+    for name in QUERY_NAMES:
         if name in source:
             return source[name]
     tensors = list(source)
     # Requests or positions may lie beside the rows; they are integers.
-    candidates = [each for each in tensors if each.dtype in _FLOAT_DTYPES] or tensors
+    candidates = [each for each in tensors if each.dtype in FLOAT_DTYPES] or tensors
     if len(candidates) == 1:
         return candidates[0]
     raise InputError(
-        f"{source.path}: which tensor holds the query rows has to be said with --query-name; "
-        f"{source.describe_names()}"
+        f"which tensor holds the query rows is not clear; {source.describe_names()}",
+        source=source.path,
+        hint=Hint("query_name", "to name it"),
     )
 
 
@@ -106,12 +106,12 @@ def spread_groups(groups: int, requests: int) -> list[int]:
     Raises
     ------
     ValueError
-        There are no requests, or the groups are no multiple of them.
+        There are no requests, or the number of groups is not a multiple of theirs.
     """
     if requests == 0 or groups % requests:
         raise InputError(
-            f"{groups} groups cannot be spread evenly over the {requests} requests of the keys; "
-            f"say with --requests which request each group belongs to"
+            f"{groups} groups cannot be spread evenly over the {requests} requests of the keys",
+            hint=Hint("requests", "to say which request each group belongs to"),
         )
     return [group * requests // groups for group in range(groups)]
 
@@ -127,7 +127,7 @@ def read_requests(queries: Queries, name: str) -> list[int]:
         It does not hold integers.
     """
     tensor = queries.source[name]
-    if tensor.dtype not in _INTEGER_DTYPES:
+    if tensor.dtype not in INTEGER_DTYPES:
         raise DtypeError(
             f"{tensor.path}: tensor {name} must hold integers, the request of each group, "
             f"got {tensor.dtype}"

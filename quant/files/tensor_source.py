@@ -119,7 +119,7 @@ class TensorSource:
             return "there are no tensors"
         shown = [str(tensor) for tensor in self][:_LISTED_NAMES]
         more = len(self) - len(shown)
-        rest = f" and {more} more (sdsa inspect {self.path} lists them)" if more else ""
+        rest = f" and {more} more" if more else ""
         return "found " + ", ".join(shown) + rest
 
 

@@ -1,31 +1,41 @@
 """The layers of a study: key tensors and query tensors matched by name, rows matched to requests.
 
-Two tensors belong to one layer if the numbers in their names are the same: ``layers.3.keys`` and
+Two tensors belong to one layer by the rule of `sdsa_quant.captures.names`: ``layers.3.keys`` and
 ``layers.3.queries``. A row of queries sees all keys of its request or, in causal mode, those up to
 its own position: the rows of a request are its last positions, unless positions are given.
 """
 
 from __future__ import annotations
 
-import fnmatch
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from sdsa_quant.captures.keys import KEY_DTYPES, KEYS_NAME, CapturedKeys, captured_keys, select_keys
+from sdsa_quant.captures.keys import (
+    USUAL_NAME,
+    CapturedKeys,
+    captured_keys,
+    lengths_for,
+    select_keys,
+)
+from sdsa_quant.captures.names import (
+    FLOAT_DTYPES,
+    KEY_NAMES,
+    QUERY_NAMES,
+    companion,
+    matching_tensors,
+    partners,
+    usual_pattern,
+)
 from sdsa_quant.captures.queries import spread_groups, stated_rows_per_group
-from sdsa_quant.errors import InputError
+from sdsa_quant.errors import Hint, InputError
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, open_tensors
-from sdsa_quant.files.text import numbers_in
 from sdsa_quant.layout import DIM
 
 KEYS_AT_A_TIME = 16384  # of one request: bounds every temporary that is made of keys
-
-_QUERY_NAMES = ("queries", "query", "q")
-_KEY_NAMES = ("keys", "key", "k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,46 +134,49 @@ def open_layers(inputs: StudyInputs) -> list[StudyLayer]:
         and requests do not fit each other.
     """
     key_source, query_source = open_tensors(inputs.keys), open_tensors(inputs.queries)
-    key_tensors = select_keys(key_source, _keys_pattern(key_source, inputs.keys_pattern))
-    query_tensors = _select_queries(query_source, inputs.queries_pattern)
-    pairs = _match(key_source, key_tensors, query_source, query_tensors)
+    # With the patterns that chose the tensors, by which others are found to go with them.
+    keys_pattern = _keys_pattern(key_source, inputs.keys_pattern)
+    queries_pattern = _queries_pattern(query_source, inputs.queries_pattern)
+    inputs = replace(inputs, keys_pattern=keys_pattern, queries_pattern=queries_pattern)
+    key_tensors = select_keys(key_source, keys_pattern)
+    query_tensors = _select_queries(query_source, queries_pattern)
+    pairs = _match(
+        key_source, key_tensors, keys_pattern, query_source, query_tensors, queries_pattern
+    )
     return [_layer(inputs, keys, key_source, query, query_source) for keys, query in pairs]
 
 
 def _keys_pattern(source: TensorSource, pattern: str | None) -> str | None:
     """The pattern given, or that of the only usual name that many tensors end with."""
-    if pattern is not None or KEYS_NAME in source:
+    if pattern is not None or USUAL_NAME in source:
         return pattern
-    return _usual_pattern(source, _KEY_NAMES)
+    return usual_pattern(source, KEY_NAMES)
 
 
-def _usual_pattern(source: TensorSource, names: Sequence[str]) -> str | None:
-    for name in names:
-        if any(tensor.name.endswith(f".{name}") for tensor in source):
-            return f"*.{name}"
-    return None
-
-
-def _select_queries(source: TensorSource, pattern: str | None) -> list[StoredTensor]:
-    if pattern is None:
-        usual = [name for name in _QUERY_NAMES if name in source]
-        pattern = usual[0] if usual else _usual_pattern(source, _QUERY_NAMES)
+def _queries_pattern(source: TensorSource, pattern: str | None) -> str:
+    """The pattern given, or a usual name, or the pattern of one that many tensors end with."""
+    usual = [name for name in QUERY_NAMES if name in source]
+    pattern = pattern or (usual[0] if usual else usual_pattern(source, QUERY_NAMES))
     if pattern is None:
         raise InputError(
-            f"{source.path}: no tensor is named queries or *.queries; name the query rows with "
-            f"--query-name NAME or a pattern; {source.describe_names()}"
+            f"no tensor is named queries or *.queries; {source.describe_names()}",
+            source=source.path,
+            hint=Hint("queries_pattern", "to name the query rows, with a pattern for many layers"),
         )
-    exact = [source[pattern]] if pattern in source else []
-    chosen = exact or [t for t in source if fnmatch.fnmatchcase(t.name, pattern)]
-    for tensor in chosen or [source[pattern]]:
+    return pattern
+
+
+def _select_queries(source: TensorSource, pattern: str) -> list[StoredTensor]:
+    chosen = matching_tensors(source, pattern)
+    for tensor in chosen:
         if (
-            tensor.dtype not in KEY_DTYPES
+            tensor.dtype not in FLOAT_DTYPES
             or len(tensor.shape) not in (2, 3)
             or tensor.shape[-1] != DIM
         ):
             raise InputError(
                 f"{tensor.path}: tensor {tensor.name} must be unquantized query rows, "
-                f"{', '.join(KEY_DTYPES)} [rows, {DIM}] or [groups, rows, {DIM}], got "
+                f"{', '.join(FLOAT_DTYPES)} [rows, {DIM}] or [groups, rows, {DIM}], got "
                 f"{tensor.dtype} {list(tensor.shape)}"
             )
     return chosen
@@ -172,63 +185,48 @@ def _select_queries(source: TensorSource, pattern: str | None) -> list[StoredTen
 def _match(
     key_source: TensorSource,
     keys: list[StoredTensor],
+    keys_pattern: str | None,
     query_source: TensorSource,
     queries: list[StoredTensor],
+    queries_pattern: str,
 ) -> list[tuple[StoredTensor, StoredTensor]]:
+    """Each key tensor and the query tensor that goes with it; every query tensor once."""
     if len(keys) == len(queries) == 1:
         return [(keys[0], queries[0])]
-    by_numbers = _by_numbers(query_source, queries)
-    _by_numbers(key_source, keys)
-    wanted = {numbers_in(tensor.name) for tensor in keys}
+    taken: dict[str, StoredTensor] = {}
+    pairs = []
     for tensor in keys:
-        if numbers_in(tensor.name) not in by_numbers:
+        found = partners(tensor, keys_pattern, queries, queries_pattern)
+        if not found:
             raise InputError(
-                f"{query_source.path}: no query tensor has the numbers of {tensor.name} in its "
-                f"name; there are {_names(queries)}"
+                f"{query_source.path}: no query tensor goes with {tensor.name} by its name; there "
+                f"are {_names(queries)}"
             )
+        if len(found) > 1:
+            raise _alike(query_source, found[0], found[1])
+        if found[0].name in taken:
+            raise _alike(key_source, taken[found[0].name], tensor)
+        taken[found[0].name] = tensor
+        pairs.append((tensor, found[0]))
     for tensor in queries:
-        if numbers_in(tensor.name) not in wanted:
+        if tensor.name not in taken:
             raise InputError(
-                f"{key_source.path}: no key tensor has the numbers of {tensor.name} in its name; "
-                f"there are {_names(keys)}"
+                f"{key_source.path}: no key tensor goes with {tensor.name} by its name; there are "
+                f"{_names(keys)}"
             )
-    return [(tensor, by_numbers[numbers_in(tensor.name)]) for tensor in keys]
+    return pairs
 
 
-def _by_numbers(
-    source: TensorSource, tensors: list[StoredTensor]
-) -> dict[tuple[str, ...], StoredTensor]:
-    found: dict[tuple[str, ...], StoredTensor] = {}
-    for tensor in tensors:
-        numbers = numbers_in(tensor.name)
-        if numbers in found:
-            raise InputError(
-                f"{source.path}: {found[numbers].name} and {tensor.name} have the same numbers in "
-                f"their names, so that layers cannot be told apart; give a narrower pattern"
-            )
-        found[numbers] = tensor
-    return found
+def _alike(source: TensorSource, first: StoredTensor, second: StoredTensor) -> InputError:
+    return InputError(
+        f"{source.path}: {first.name} and {second.name} have the same numbers in their names, so "
+        f"that layers cannot be told apart; give a narrower pattern"
+    )
 
 
 def _names(tensors: Sequence[StoredTensor], most: int = 8) -> str:
     shown = ", ".join(tensor.name for tensor in tensors[:most])
     return shown + (f" and {len(tensors) - most} more" if len(tensors) > most else "")
-
-
-def _companion(source: TensorSource, name: str, layer: StoredTensor, option: str) -> str:
-    """The tensor that a name means for a layer: itself, or a pattern's match by numbers."""
-    if name in source:
-        return name
-    matches = [tensor for tensor in source if fnmatch.fnmatchcase(tensor.name, name)]
-    for tensor in matches:
-        if numbers_in(tensor.name) == numbers_in(layer.name):
-            return tensor.name
-    if matches:
-        raise InputError(
-            f"{source.path}: {option} {name} has no tensor with the numbers of {layer.name} in its "
-            f"name; there are {_names(matches)}"
-        )
-    return source[name].name  # which raises, and lists what there is
 
 
 def _layer(
@@ -238,15 +236,13 @@ def _layer(
     query_tensor: StoredTensor,
     query_source: TensorSource,
 ) -> StudyLayer:
-    lengths = inputs.lengths
-    if lengths is not None:
-        lengths = _companion(key_source, lengths, key_tensor, "--lengths")
+    lengths = lengths_for(key_source, key_tensor, inputs.keys_pattern, inputs.lengths)
     keys = captured_keys(key_source, key_tensor, lengths)
     rows = query_tensor.bytes // _row_bytes(query_tensor)
     row_requests = _row_requests(inputs, keys, query_tensor, query_source, rows)
     row_lengths = [keys.context_lengths[request] for request in row_requests]
     if inputs.positions is not None:
-        name = _companion(query_source, inputs.positions, query_tensor, "--positions")
+        name = _query_companion(inputs, query_source, query_tensor, inputs.positions, "positions")
         row_lengths = _lengths_at_positions(query_source, name, row_requests, row_lengths)
     elif inputs.causal:
         row_lengths = _causal_lengths(query_tensor, row_requests, row_lengths)
@@ -261,6 +257,12 @@ def _layer(
         row_lengths=tuple(row_lengths),
         request_rows=tuple(map(tuple, request_rows)),
     )
+
+
+def _query_companion(
+    inputs: StudyInputs, source: TensorSource, tensor: StoredTensor, name: str, argument: str
+) -> str:
+    return companion(source, name, tensor, inputs.queries_pattern, argument=argument)
 
 
 def _row_bytes(tensor: StoredTensor) -> int:
@@ -289,7 +291,7 @@ def _row_requests(
     if inputs.requests is None:
         requests = spread_groups(groups, in_keys)
     elif isinstance(inputs.requests, str):
-        name = _companion(query_source, inputs.requests, query_tensor, "--requests")
+        name = _query_companion(inputs, query_source, query_tensor, inputs.requests, "requests")
         requests = _integers(query_source, name)
     else:
         requests = inputs.requests

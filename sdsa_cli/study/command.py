@@ -74,7 +74,8 @@ def study(
             "--keys",
             metavar="NAME",
             help="Key tensors: a name, or a pattern such as 'layers.*.keys'; default: keys, "
-            "*.keys, *.key or *.k. Layers are matched by the numbers in the names.",
+            "*.keys, *.key or *.k. Layers are matched by the text that the wildcard stands for, "
+            "else by the numbers in the names.",
         ),
     ] = None,
     query_name: Annotated[

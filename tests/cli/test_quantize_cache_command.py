@@ -225,7 +225,7 @@ def test_a_file_for_each_layer(sdsa: Run, tmp_path: Path) -> None:
         tensors = {"keys": torch.ones(layer, 128), "lengths": torch.tensor([layer - 1, 1])}
         save_file(tensors, tmp_path / "capture" / f"layer_{layer}.safetensors")
     arguments = ("quantize-cache", tmp_path / "capture", "-o", f"{tmp_path}/caches/")
-    sdsa(*arguments).fails_with(2, "such as 'layer_*:keys' for one cache each")
+    sdsa(*arguments).fails_with(2, "give --keys 'layer_*:keys' for one cache each")
     answer = sdsa(*arguments, "--keys", "layer_*:keys")
     answer.is_clean()
     assert "each all one request, --lengths 'layer_*:lengths' would divide them" in answer.stdout

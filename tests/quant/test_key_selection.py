@@ -54,7 +54,9 @@ def test_the_only_float_tensor_of_128_columns_is_the_default(tmp_path: Path) -> 
 
 def test_an_unclear_default_lists_what_is_there(tmp_path: Path) -> None:
     source = source_of(tmp_path, {"a": keys(), "b": keys()})
-    with pytest.raises(InputError, match=r"got 2 of them; .*--keys.*found a \(BF16.*, b \(BF16"):
+    with pytest.raises(
+        InputError, match=r"got 2 of .*found a \(BF16.*, b \(BF16.*; give key_names"
+    ):
         select_keys(source)
     source = source_of(tmp_path, {"a": keys(10, 64)})
     with pytest.raises(InputError, match=r"got none; .*found a \(BF16 \[10, 64\]\)"):
@@ -144,7 +146,7 @@ def test_dimensions_of_1_can_be_squeezed(tmp_path: Path) -> None:
         select_keys(source)
     source = source_of(tmp_path, {"keys": keys(1, 40, 128), "lengths": torch.tensor([40])})
     with pytest.raises(
-        InputError, match=r"--lengths, such as lengths; or squeeze it to \[40, 128\]$"
+        InputError, match=r"; give lengths='lengths' for .*lengths; or squeeze it to \[40, 128\]$"
     ):
         captured_keys(source, source["keys"])
 
@@ -254,13 +256,14 @@ def test_lengths_are_integers(tmp_path: Path) -> None:
 def test_missing_lengths(tmp_path: Path) -> None:
     source = source_of(tmp_path, {"keys": keys(2, 3, 128)})
     with pytest.raises(
-        InputError, match=r"padded requests; name the tensor.* --lengths NAME; found"
+        InputError,
+        match=r"padded requests; found keys .*; give lengths for the tensor of",
     ):
         captured_keys(source, source["keys"])
     with pytest.raises(InputError, match=r"no tensor is named n; found keys"):
         captured_keys(source, source["keys"], "n")
     source = source_of(tmp_path, {"keys": keys(2, 3, 128), "a.lengths": torch.tensor([1, 2])})
-    with pytest.raises(InputError, match=r"with --lengths, such as a\.lengths$"):
+    with pytest.raises(InputError, match=r"requests; give lengths='a\.lengths' for the tensor"):
         captured_keys(source, source["keys"])
     assert lengths_candidates(source) == ["a.lengths"]
     assert [can_be_keys(tensor) for tensor in source] == [False, True]
@@ -317,13 +320,13 @@ def test_lengths_that_go_with_keys(
     tensors = {f"layers.{layer}.lengths": numbers.clone() for layer in (1, 10)}
     source = source_of(tmp_path, {**tensors, "layers.10.keys": keys()})
     assert lengths_for(source, source["layers.10.keys"], pattern, lengths) == expected
-    assert lengths_hint(source) == "'layers.*.lengths'"
+    assert lengths_hint(source) == "layers.*.lengths"
 
 
 def test_lengths_that_no_keys_go_with(tmp_path: Path) -> None:
     source = source_of(tmp_path, {"l.1.keys": keys(), "l.2.n": torch.tensor([1])})
     with pytest.raises(
-        InputError, match=r"--lengths l\.\*\.n must match one .* l\.1\.keys, got none"
+        InputError, match=r"lengths l\.\*\.n must match one .* l\.1\.keys, got none"
     ):
         lengths_for(source, source["l.1.keys"], "l.*.keys", "l.*.n")
     with pytest.raises(InputError, match=r"no tensor matches m\.\*"):
@@ -332,5 +335,5 @@ def test_lengths_that_no_keys_go_with(tmp_path: Path) -> None:
 
 def test_the_default_offers_a_pattern(tmp_path: Path) -> None:
     source = source_of(tmp_path, {"l.1.k": keys(), "l.2.k": keys(), "l.1.q": keys()})
-    with pytest.raises(InputError, match=r"such as 'l\.\*\.k' for one cache each; found"):
+    with pytest.raises(InputError, match=r"; give key_names='l\.\*\.k' for one cache each$"):
         select_keys(source)

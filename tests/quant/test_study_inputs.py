@@ -119,12 +119,12 @@ REFUSED = {
     "layer without queries": (
         {"l__1__keys": (4, 128), "l__2__keys": (4, 128), "l__1__queries": (4, 128)},
         {},
-        r"no query tensor has the numbers of l\.2\.keys",
+        r"no query tensor goes with l\.2\.keys",
     ),
     "queries without keys": (
         {"l__1__keys": (4, 128), "l__2__queries": (4, 128), "l__1__queries": (4, 128)},
         {},
-        r"no key tensor has the numbers of l\.2\.queries",
+        r"no key tensor goes with l\.2\.queries",
     ),
     "same numbers": (
         {"a1__keys": (4, 128), "b1__keys": (4, 128), "a1__queries": (4, 128)},
@@ -178,7 +178,7 @@ REFUSED = {
             "l__2__lengths": torch.tensor([4]),
         },
         {"lengths": "*.lengths"},
-        r"--lengths \*\.lengths has no tensor with the numbers of l\.1\.keys",
+        r"lengths \*\.lengths must match one tensor that goes with l\.1\.keys, got none of the 1",
     ),
     "lengths missing": (
         {"keys": (4, 128), "queries": (4, 128)},

@@ -197,7 +197,7 @@ def test_long_lists_of_names_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     save_file({f"t{index}": tensor(0) for index in range(30)}, tmp_path / "x.safetensors")
     names = open_tensors("x.safetensors").describe_names()
-    assert names.endswith("t2 (F32 [4]) and 27 more (sdsa inspect x.safetensors lists them)")
+    assert names.endswith("t2 (F32 [4]) and 27 more")
 
 
 def test_metadata_is_read_from_damaged_files_too(tmp_path: Path) -> None:
