@@ -16,6 +16,7 @@ from docs_pages.cli_reference import cli_reference
 from docs_pages.numpy_docstrings import as_markdown
 from docs_pages.pages import make
 from docs_pages.python_reference import python_reference, signature_text
+from docs_pages.report_reference import report_fields
 
 PAGE = "before\n<!-- made by scripts/docs: part -->\nold\n<!-- end -->\nafter\n"
 
@@ -220,3 +221,43 @@ def test_pictures_are_drawn_the_same_each_time_and_keep_within_their_frame(pictu
         if "x" in shape.attrib:
             assert 0 <= float(shape.attrib["x"]) <= width
             assert 0 <= float(shape.attrib["y"]) <= height
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "command": {"const": "study", "description": "The ``command``."},
+        "results": {
+            "type": "array",
+            "items": {"$ref": "#/$defs/Result"},
+            "description": "One for each.",
+        },
+    },
+    "$defs": {
+        "Unused": {"type": "object", "properties": {}},
+        "Result": {
+            "type": "object",
+            "description": "A setting.",
+            "properties": {
+                "layer": {"type": ["string", "null"], "description": "Its layer."},
+                "size": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/Size"}]},
+            },
+        },
+        "Size": {"type": "object", "properties": {"kind": {"enum": ["a", None]}}},
+    },
+}
+
+
+def test_report_fields_become_tables() -> None:
+    assert report_fields(SCHEMA).split("\n\n") == [
+        "| field | type | what |\n| --- | --- | --- |\n"
+        '| `command` | `"study"` | The `command`. |\n'
+        "| `results` | list of [Result](#result) | One for each. |",
+        "### Result",
+        "A setting.",
+        "| field | type | what |\n| --- | --- | --- |\n"
+        "| `layer` | string or null | Its layer. |\n"
+        "| `size` | integer or [Size](#size) |  |",
+        "### Size",
+        '| field | type | what |\n| --- | --- | --- |\n| `kind` | `"a"`, null |  |',
+    ]

@@ -56,8 +56,8 @@ def overview() -> str:
     for x, words in ((206, "keys"), (429, "cache"), (652, "if it holds")):
         drawing.text(x, middle - 8, words, size=12, color=QUIET, anchor="middle")
     study_top, study_left = 166, 243
-    words = ("4 study", "sdsa study", "which format, which transform")
-    _step(drawing, study_left, study_top, 373, height, words, PALE_ORANGE)
+    study = ("4 study", "sdsa study", "which format, which transform")
+    _step(drawing, study_left, study_top, 373, height, study, PALE_ORANGE)
     drawing.arrow((95, top + height + 3), (95, study_top + 42), (study_left - 4, study_top + 42))
     drawing.text(106, study_top + 34, "keys and queries of", size=12, color=QUIET)
     drawing.text(106, study_top + 58, "every layer", size=12, color=QUIET)

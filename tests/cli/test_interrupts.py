@@ -46,7 +46,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     ("module", "arguments"),
     [
         ("torch", ("bench", "--shape", "1,1,64", "--repeats", "1000000000", "--device", "cpu")),
-        ("sdsa_cli.environment", ("--version",)),
+        ("sdsa_cli.study.command", ("--version",)),
     ],
     ids=["before-the-work", "at-the-end"],
 )
