@@ -35,7 +35,7 @@ def open_safetensors(path: str | Path) -> safetensors.safe_open:
     except safetensors.SafetensorError as error:
         raise InputError(f"{path}: is not a whole safetensors file: {error}") from None
     except OSError as error:
-        # The library puts the path into the reason, in quotes before 0.5; the message has it already.
+        # The library puts the path into the reason (in quotes before 0.5); the message has it too.
         reason = error.strerror or str(error).removesuffix(f": {path}").removesuffix(f': "{path}"')
         raise InputError(f"{path}: cannot be read: {reason}") from None
 
