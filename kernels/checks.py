@@ -1,4 +1,4 @@
-"""The only validation of `indexer_scores`: shapes, dtypes, strides, alignments and devices.
+"""The only validation of the public calls: shapes, dtypes, strides, alignments and devices.
 
 It runs before any backend is imported and reads no device values, so that a call costs no
 synchronization. What it returns, a frozen `ScoreProblem`, is all that a backend needs to launch.
@@ -21,7 +21,7 @@ from sdsa_quant.layout import (
 )
 from sdsa_quant.paging import BF16, NVFP4
 
-from .problem import MAX_CONTEXT, ScoreProblem
+from .problem import MAX_CONTEXT, CallTensors, ScoreCall, ScoreProblem
 
 
 def describe(tensor: object) -> str:
@@ -60,7 +60,7 @@ def require_shape(
 
 
 def require_row_contiguous(name: str, tensor: torch.Tensor) -> None:
-    """The last dimension is contiguous; a dimension of size 1 or 0 has no stride to speak of."""
+    """The last dimension is contiguous; the stride of a dimension of size 1 or 0 is never used."""
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise InputError(f"{name} must have a last stride of 1, got strides {tensor.stride()}")
 
@@ -96,6 +96,61 @@ def scale_bytes_of(name: str, tensor: object, wanted: str) -> torch.Tensor:
     return checked.view(torch.uint8)
 
 
+# dtype and width of a row of values in each format.
+_VALUES = {BF16: (torch.bfloat16, DIM), NVFP4: (torch.uint8, PACKED_DIM)}
+
+
+def _in_words(value_format: str, outer: str) -> str:
+    dtype, width = _VALUES[value_format]
+    return f"{str(dtype).removeprefix('torch.')} [{outer}, {width}]"
+
+
+def _format_of(
+    name: str, tensor: object, formats: tuple[str, ...], outer: str, note: str = ""
+) -> str:
+    """Format of a tensor by its dtype, one of `formats`."""
+    wanted = " or ".join(_in_words(each, outer) for each in formats) + note
+    checked = require_dtype(name, tensor, tuple(_VALUES[each][0] for each in formats), wanted)
+    return NVFP4 if checked.dtype == torch.uint8 else BF16
+
+
+def check_pages(key_cache: torch.Tensor, formats: tuple[str, ...]) -> str:
+    """Check `key_cache` and return its format, one of `formats`."""
+    outer = f"pages, {PAGE}"
+    found = _format_of("key_cache", key_cache, formats, outer)
+    shape = (None, PAGE, _VALUES[found][1])
+    require_shape("key_cache", key_cache, shape, _in_words(found, outer))
+    require_page_contiguous("key_cache", key_cache)
+    require_alignment("key_cache", key_cache, KEY_ALIGNMENT_BYTES)
+    return found
+
+
+def check_rows(name: str, rows: torch.Tensor, formats: tuple[str, ...], note: str = "") -> str:
+    """Check query rows and return their format, one of `formats`; `note` says why these."""
+    found = _format_of(name, rows, formats, "rows", note)
+    require_shape(name, rows, (None, _VALUES[found][1]), _in_words(found, "rows"))
+    require_row_contiguous(name, rows)
+    require_alignment(name, rows, KEY_ALIGNMENT_BYTES)
+    return found
+
+
+def check_page_scales(
+    key_scales: torch.Tensor | None, pages: int, *, may_be_tiled: bool
+) -> torch.Tensor:
+    """Check the scales of NVFP4 pages and return their bytes."""
+    wanted = f"float8_e4m3fn or uint8 [{pages}, {PAGE}, {SCALES_PER_KEY}] for NVFP4 keys"
+    if key_scales is None:
+        raise InputError(f"key_scales must be {wanted}, got None")
+    scale_bytes = scale_bytes_of("key_scales", key_scales, wanted)
+    if may_be_tiled and scale_bytes.dim() == 1:
+        _check_tiled_scales(scale_bytes, pages)
+        return scale_bytes
+    require_shape("key_scales", scale_bytes, (pages, PAGE, SCALES_PER_KEY), wanted)
+    require_page_contiguous("key_scales", scale_bytes)
+    require_alignment("key_scales", scale_bytes, SCALE_ALIGNMENT_BYTES)
+    return scale_bytes
+
+
 def _check_tiled_scales(scales: torch.Tensor, pages: int) -> None:
     size = tiled_bytes(pages * PAGE, SCALES_PER_KEY)
     require_shape("key_scales", scales, (size,), f"[{size}] for {pages} pages in 128x4 order")
@@ -103,88 +158,57 @@ def _check_tiled_scales(scales: torch.Tensor, pages: int) -> None:
     require_alignment("key_scales", scales[None], KEY_ALIGNMENT_BYTES)
 
 
-def check_scores_call(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    context_lengths: torch.Tensor,
-    requests: torch.Tensor,
-    scores: torch.Tensor,
-    query_scales: torch.Tensor | None,
-    key_scales: torch.Tensor | None,
-) -> ScoreProblem:
-    """Validate one call and return it as a `ScoreProblem`.
+def check_row_scales(query_scales: torch.Tensor | None, rows: int) -> torch.Tensor:
+    """Check the scales of NVFP4 query rows and return their bytes."""
+    wanted = f"float8_e4m3fn or uint8 [{rows}, {SCALES_PER_KEY}] for an NVFP4 query"
+    if query_scales is None:
+        raise InputError(f"query_scales must be {wanted}, got None")
+    scale_bytes = scale_bytes_of("query_scales", query_scales, wanted)
+    require_shape("query_scales", scale_bytes, (rows, SCALES_PER_KEY), wanted)
+    require_row_contiguous("query_scales", scale_bytes)
+    require_alignment("query_scales", scale_bytes, SCALE_ALIGNMENT_BYTES)
+    return scale_bytes
 
-    Parameters are those of `sdsa_kernels.indexer_scores`.
 
-    Raises
-    ------
-    TypeError
-        An argument is no tensor or has the wrong dtype.
-    ValueError
-        A shape, stride, alignment or device is wrong, or scales are missing or superfluous. The
-        message names the argument, what was given and what is needed.
-    """
-    require_dtype(
-        "key_cache",
-        key_cache,
-        (torch.bfloat16, torch.uint8),
-        f"bfloat16 [pages, {PAGE}, {DIM}] or uint8 [pages, {PAGE}, {PACKED_DIM}]",
-    )
-    key_format = NVFP4 if key_cache.dtype == torch.uint8 else BF16
+def require_device(name: str, tensor: torch.Tensor, device: torch.device, owner: str) -> None:
+    """`tensor` is on the device of the argument `owner`."""
+    if tensor.device != device:
+        raise InputError(f"{name} must be on {device}, the device of {owner}, got {tensor.device}")
+
+
+def _check_keys(
+    key_cache: torch.Tensor, key_scales: torch.Tensor | None
+) -> tuple[str, torch.Tensor | None]:
+    """Format of the keys, and the bytes of their scales."""
+    key_format = check_pages(key_cache, (BF16, NVFP4))
     if key_format == NVFP4:
-        shape, wanted = (None, PAGE, PACKED_DIM), f"uint8 [pages, {PAGE}, {PACKED_DIM}]"
-    else:
-        shape, wanted = (None, PAGE, DIM), f"bfloat16 [pages, {PAGE}, {DIM}]"
-    require_shape("key_cache", key_cache, shape, wanted)
-    require_page_contiguous("key_cache", key_cache)
-    require_alignment("key_cache", key_cache, KEY_ALIGNMENT_BYTES)
-    pages = key_cache.shape[0]
-
-    key_scale_bytes = None
-    if key_format == NVFP4:
-        wanted = f"float8_e4m3fn or uint8 [{pages}, {PAGE}, {SCALES_PER_KEY}] for NVFP4 keys"
-        if key_scales is None:
-            raise InputError(f"key_scales must be {wanted}, got None")
-        key_scale_bytes = scale_bytes_of("key_scales", key_scales, wanted)
-        if key_scale_bytes.dim() == 1:
-            _check_tiled_scales(key_scale_bytes, pages)
-        else:
-            require_shape("key_scales", key_scale_bytes, (pages, PAGE, SCALES_PER_KEY), wanted)
-            require_page_contiguous("key_scales", key_scale_bytes)
-            require_alignment("key_scales", key_scale_bytes, SCALE_ALIGNMENT_BYTES)
-    elif key_scales is not None:
+        return key_format, check_page_scales(key_scales, key_cache.shape[0], may_be_tiled=True)
+    if key_scales is not None:
         raise InputError(f"key_scales must be None for BF16 keys, got {describe(key_scales)}")
+    return key_format, None
 
+
+def _check_query(
+    query: torch.Tensor, query_scales: torch.Tensor | None, key_format: str
+) -> tuple[str, torch.Tensor | None]:
+    """Format of the query rows, and the bytes of their scales."""
     if key_format == NVFP4:
-        wanted = f"bfloat16 [rows, {DIM}] or uint8 [rows, {PACKED_DIM}]"
-        require_dtype("query", query, (torch.bfloat16, torch.uint8), wanted)
+        query_format = check_rows("query", query, (BF16, NVFP4))
     else:
-        wanted = f"bfloat16 [rows, {DIM}] for BF16 keys"
-        require_dtype("query", query, (torch.bfloat16,), wanted)
-    query_format = NVFP4 if query.dtype == torch.uint8 else BF16
+        query_format = check_rows("query", query, (BF16,), " for BF16 keys")
     if query_format == NVFP4:
-        require_shape("query", query, (None, PACKED_DIM), f"uint8 [rows, {PACKED_DIM}]")
-    else:
-        require_shape("query", query, (None, DIM), f"bfloat16 [rows, {DIM}]")
-    require_row_contiguous("query", query)
-    require_alignment("query", query, KEY_ALIGNMENT_BYTES)
-    rows = query.shape[0]
-
-    query_scale_bytes = None
-    if query_format == NVFP4:
-        wanted = f"float8_e4m3fn or uint8 [{rows}, {SCALES_PER_KEY}] for an NVFP4 query"
-        if query_scales is None:
-            raise InputError(f"query_scales must be {wanted}, got None")
-        query_scale_bytes = scale_bytes_of("query_scales", query_scales, wanted)
-        require_shape("query_scales", query_scale_bytes, (rows, SCALES_PER_KEY), wanted)
-        require_row_contiguous("query_scales", query_scale_bytes)
-        require_alignment("query_scales", query_scale_bytes, SCALE_ALIGNMENT_BYTES)
-    elif query_scales is not None:
+        return query_format, check_row_scales(query_scales, query.shape[0])
+    if query_scales is not None:
         raise InputError(
             f"query_scales must be None for a BF16 query, got {describe(query_scales)}"
         )
+    return query_format, None
 
+
+def _check_tables(
+    block_table: torch.Tensor, context_lengths: torch.Tensor, requests: torch.Tensor
+) -> int:
+    """Number of groups."""
     require_dtype("block_table", block_table, (torch.int32,), "int32 [requests, blocks]")
     require_shape("block_table", block_table, (None, None), "int32 [requests, blocks]")
     require_row_contiguous("block_table", block_table)
@@ -195,27 +219,31 @@ def check_scores_call(
     groups = context_lengths.shape[0]
 
     require_dtype("requests", requests, (torch.int32,), f"int32 [{groups}]")
-    require_shape(
-        "requests", requests, (groups,), f"int32 [{groups}], one entry for each context length"
-    )
+    wanted = f"int32 [{groups}], one entry for each context length"
+    require_shape("requests", requests, (groups,), wanted)
     require_row_contiguous("requests", requests)
+    return groups
 
+
+def _rows_per_group(rows: int, groups: int) -> int:
     if groups == 0:
         if rows:
             raise InputError(
                 f"query must have 0 rows where context_lengths is empty, got {rows} rows"
             )
-        rows_per_group = 1
-    else:
-        if rows % groups or not 1 <= rows // groups <= MAX_ROWS:
-            raise InputError(
-                f"query must have 1 to {MAX_ROWS} rows for each of the {groups} groups of "
-                f"context_lengths, the same number for every group, got {rows} rows"
-            )
-        rows_per_group = rows // groups
+        return 1
+    if rows % groups or not 1 <= rows // groups <= MAX_ROWS:
+        raise InputError(
+            f"query must have 1 to {MAX_ROWS} rows for each of the {groups} groups of "
+            f"context_lengths, the same number for every group, got {rows} rows"
+        )
+    return rows // groups
 
-    require_dtype("scores", scores, (torch.float32,), f"float32 [{rows}, max_context]")
-    require_shape("scores", scores, (rows, None), f"float32 [{rows}, max_context]")
+
+def _check_scores(scores: torch.Tensor, rows: int) -> None:
+    wanted = f"float32 [{rows}, max_context]"
+    require_dtype("scores", scores, (torch.float32,), wanted)
+    require_shape("scores", scores, (rows, None), wanted)
     require_row_contiguous("scores", scores)
     max_context = scores.shape[1]
     if max_context > MAX_CONTEXT:
@@ -229,33 +257,35 @@ def check_scores_call(
             f"got {scores.stride(0)}"
         )
 
-    for name, tensor in (
-        ("query", query),
-        ("query_scales", query_scale_bytes),
-        ("key_cache", key_cache),
-        ("key_scales", key_scale_bytes),
-        ("block_table", block_table),
-        ("context_lengths", context_lengths),
-        ("requests", requests),
-    ):
-        if tensor is not None and tensor.device != scores.device:
-            raise InputError(
-                f"{name} must be on {scores.device}, the device of scores, got {tensor.device}"
-            )
 
+def check_scores_call(call: CallTensors) -> ScoreProblem:
+    """Validate the tensors of one call of `indexer_scores`.
+
+    Raises
+    ------
+    TypeError
+        An argument is not a tensor or has the wrong dtype.
+    ValueError
+        A shape, stride, alignment or device is wrong, or scales are missing or superfluous. The
+        message names the argument, what was given and what is needed.
+    """
+    call = ScoreCall(*call)
+    key_format, key_scale_bytes = _check_keys(call.key_cache, call.key_scales)
+    query_format, query_scale_bytes = _check_query(call.query, call.query_scales, key_format)
+    groups = _check_tables(call.block_table, call.context_lengths, call.requests)
+    rows = call.query.shape[0]
+    rows_per_group = _rows_per_group(rows, groups)
+    _check_scores(call.scores, rows)
+    checked = call._replace(query_scales=query_scale_bytes, key_scales=key_scale_bytes)
+    for name, tensor in checked._asdict().items():
+        if tensor is not None:
+            require_device(name, tensor, call.scores.device, "scores")
     return ScoreProblem(
-        query=query,
-        query_scales=query_scale_bytes,
-        key_cache=key_cache,
-        key_scales=key_scale_bytes,
-        block_table=block_table,
-        context_lengths=context_lengths,
-        requests=requests,
-        scores=scores,
+        **checked._asdict(),
         rows=rows,
         groups=groups,
         rows_per_group=rows_per_group,
-        max_context=max_context,
+        max_context=call.scores.shape[1],
         query_format=query_format,
         key_format=key_format,
     )

@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from sdsa_quant.layout import KEY_ALIGNMENT_BYTES, SCALE_ALIGNMENT_BYTES
 
-from .problem import ScoreProblem
+from .problem import CallTensors, ScoreProblem
 
 # Launches a call given the addresses of query, query_scales, key_cache, key_scales, block_table,
-# context_lengths, requests and scores; 0 stands for scales that there are not.
+# context_lengths, requests and scores; 0 stands for missing scales.
 Plan = Callable[[int, int, int, int, int, int, int, int], None]
 
 _MOST_PLANS = 1024
@@ -29,29 +27,19 @@ _plans: dict[tuple[Any, ...], Plan] = {}
 _latest: tuple[tuple[Any, ...], Plan | None] = ((), None)  # found by comparing, without hashing
 
 
-def signature(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    context_lengths: torch.Tensor,
-    requests: torch.Tensor,
-    scores: torch.Tensor,
-    query_scales: torch.Tensor | None,
-    key_scales: torch.Tensor | None,
-    backend: str | None,
-) -> tuple[Any, ...]:
-    """All that the checks of a call look at, but for the addresses.
+def signature(call: CallTensors, backend: str | None) -> tuple[Any, ...]:
+    """All that the checks of a call look at, except the addresses.
 
     One flat tuple, written out: every function call here costs what a comparison of shapes does.
     """
+    query, key_cache, block_table, lengths, requests, scores, query_scales, key_scales = call
     # fmt: off
     return (
         backend,
         query.dtype, query.shape, query.stride(), query.device,
         key_cache.dtype, key_cache.shape, key_cache.stride(), key_cache.device,
         block_table.dtype, block_table.shape, block_table.stride(), block_table.device,
-        context_lengths.dtype, context_lengths.shape, context_lengths.stride(),
-        context_lengths.device,
+        lengths.dtype, lengths.shape, lengths.stride(), lengths.device,
         requests.dtype, requests.shape, requests.stride(), requests.device,
         scores.dtype, scores.shape, scores.stride(), scores.device,
         None if query_scales is None else (
@@ -64,31 +52,11 @@ def signature(
     # fmt: on
 
 
-def launch_again(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    context_lengths: torch.Tensor,
-    requests: torch.Tensor,
-    scores: torch.Tensor,
-    query_scales: torch.Tensor | None,
-    key_scales: torch.Tensor | None,
-    backend: str | None,
-) -> bool:
+def launch_again(call: CallTensors, backend: str | None) -> bool:
     """Launch a call whose signature has a plan; False where it has none, and nothing was done."""
     global _latest
     try:
-        key = signature(
-            query,
-            key_cache,
-            block_table,
-            context_lengths,
-            requests,
-            scores,
-            query_scales,
-            key_scales,
-            backend,
-        )
+        key = signature(call, backend)
         latest_key, plan = _latest
         if key != latest_key:
             plan = _plans.get(key)
@@ -97,6 +65,7 @@ def launch_again(
         return False  # no tensors, or not strided: the checks will say which
     if plan is None:
         return False
+    query, key_cache, block_table, lengths, requests, scores, query_scales, key_scales = call
     query_address, key_address = query.data_ptr(), key_cache.data_ptr()
     query_scale_address = 0 if query_scales is None else query_scales.data_ptr()
     key_scale_address = 0 if key_scales is None else key_scales.data_ptr()
@@ -110,7 +79,7 @@ def launch_again(
         key_address,
         key_scale_address,
         block_table.data_ptr(),
-        context_lengths.data_ptr(),
+        lengths.data_ptr(),
         requests.data_ptr(),
         scores.data_ptr(),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,32 @@ TILED_SCALES_REASON = (
     "key_scales are in the 128x4 order, which on a GPU only the tensor cores of SM10x take, with "
     "NVFP4 query rows (linear_from_128x4 brings them into the linear order)"
 )
+
+
+class ScoreCall(NamedTuple):
+    """The tensors of one call of `indexer_scores`, unchecked, in the order of its parameters."""
+
+    query: torch.Tensor
+    key_cache: torch.Tensor
+    block_table: torch.Tensor
+    context_lengths: torch.Tensor
+    requests: torch.Tensor
+    scores: torch.Tensor
+    query_scales: torch.Tensor | None = None
+    key_scales: torch.Tensor | None = None
+
+
+# A `ScoreCall` or the plain tuple of the same tensors, which takes less time to make.
+CallTensors = tuple[
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor | None,
+    torch.Tensor | None,
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +67,19 @@ class ScoreProblem:
     max_context: int
     query_format: str
     key_format: str
+
+    def call(self) -> ScoreCall:
+        """The tensors of the call, in the order of `indexer_scores`."""
+        return ScoreCall(
+            self.query,
+            self.key_cache,
+            self.block_table,
+            self.context_lengths,
+            self.requests,
+            self.scores,
+            self.query_scales,
+            self.key_scales,
+        )
 
     @property
     def tiled_scales(self) -> bool:
@@ -66,6 +106,6 @@ class WriteProblem:
     """
 
     values: torch.Tensor  # bf16, fp16 or fp32 [n, 128]
-    places: torch.Tensor  # int64 [n]: a slot of the cache, or a row; negative ones are skipped
+    index: torch.Tensor  # int64 [n]: a slot of the cache, or a row; negative ones are skipped
     codes: torch.Tensor  # uint8 [pages, 64, 64] or [rows, 64]
     scales: torch.Tensor  # uint8 [pages, 64, 8] or [rows, 8]

@@ -12,18 +12,21 @@ from sdsa_quant.layout import (
     KEY_ALIGNMENT_BYTES,
     PACKED_DIM,
     PAGE,
-    SCALE_ALIGNMENT_BYTES,
     SCALES_PER_KEY,
 )
+from sdsa_quant.paging import NVFP4
 
 from .checks import (
+    check_page_scales,
+    check_pages,
+    check_row_scales,
+    check_rows,
     describe,
     require_alignment,
+    require_device,
     require_dtype,
-    require_page_contiguous,
     require_row_contiguous,
     require_shape,
-    scale_bytes_of,
 )
 from .device import can_find
 from .problem import WriteProblem
@@ -88,10 +91,7 @@ def quantize_write_nvfp4(
     if query is None or query_rows is None or packed_query is None or query_scales is None:
         _check_no_query(query, query_rows, packed_query, query_scales)
     else:
-        queries = _check_queries(key.dtype, query, query_rows, packed_query, query_scales)
-    for rows in (keys, queries):
-        if rows is not None:
-            _check_devices(rows, key_cache.device)
+        queries = _check_queries(key, query, query_rows, packed_query, query_scales)
     if key_cache.device.type == "cpu":
         _write_on_the_cpu(keys)
         if queries is not None:
@@ -128,7 +128,7 @@ def quantize_keys(
     return codes.flatten(0, 1)[:count], scales.flatten(0, 1)[:count].view(torch.float8_e4m3fn)
 
 
-def _check_values(name: str, values: torch.Tensor, places_name: str, places: torch.Tensor) -> None:
+def _check_values(name: str, values: torch.Tensor, index_name: str, index: torch.Tensor) -> None:
     wanted = f"bfloat16, float16 or float32 [n, {DIM}]"
     require_dtype(name, values, FLOAT_DTYPES, wanted)
     require_shape(name, values, (None, DIM), wanted)
@@ -136,50 +136,37 @@ def _check_values(name: str, values: torch.Tensor, places_name: str, places: tor
     require_alignment(name, values, KEY_ALIGNMENT_BYTES)
     count = values.shape[0]
     wanted = f"int64 [{count}], one entry for each row of {name}"
-    require_dtype(places_name, places, (torch.int64,), wanted)
-    require_shape(places_name, places, (count,), wanted)
-    require_row_contiguous(places_name, places)
+    require_dtype(index_name, index, (torch.int64,), wanted)
+    require_shape(index_name, index, (count,), wanted)
+    require_row_contiguous(index_name, index)
 
 
 def _check_keys(
     key: torch.Tensor, slots: torch.Tensor, key_cache: torch.Tensor, key_scales: torch.Tensor
 ) -> WriteProblem:
     _check_values("key", key, "slots", slots)
-    wanted = f"uint8 [pages, {PAGE}, {PACKED_DIM}]"
-    require_dtype("key_cache", key_cache, (torch.uint8,), wanted)
-    require_shape("key_cache", key_cache, (None, PAGE, PACKED_DIM), wanted)
-    require_page_contiguous("key_cache", key_cache)
-    require_alignment("key_cache", key_cache, KEY_ALIGNMENT_BYTES)
-    pages = key_cache.shape[0]
-    wanted = f"float8_e4m3fn or uint8 [{pages}, {PAGE}, {SCALES_PER_KEY}]"
-    scale_bytes = scale_bytes_of("key_scales", key_scales, wanted)
-    require_shape("key_scales", scale_bytes, (pages, PAGE, SCALES_PER_KEY), wanted)
-    require_page_contiguous("key_scales", scale_bytes)
-    require_alignment("key_scales", scale_bytes, SCALE_ALIGNMENT_BYTES)
+    check_pages(key_cache, (NVFP4,))
+    scale_bytes = check_page_scales(key_scales, key_cache.shape[0], may_be_tiled=False)
+    for name, tensor in (("key", key), ("slots", slots), ("key_scales", key_scales)):
+        require_device(name, tensor, key_cache.device, "key_cache")
     return WriteProblem(key, slots, key_cache, scale_bytes)
 
 
 def _check_queries(
-    dtype: torch.dtype,
+    key: torch.Tensor,
     query: torch.Tensor,
     query_rows: torch.Tensor,
     packed_query: torch.Tensor,
     query_scales: torch.Tensor,
 ) -> WriteProblem:
     _check_values("query", query, "query_rows", query_rows)
-    if query.dtype != dtype:
-        raise InputError(f"query must have the dtype of key, {dtype}, got {describe(query)}")
-    wanted = f"uint8 [rows, {PACKED_DIM}]"
-    require_dtype("packed_query", packed_query, (torch.uint8,), wanted)
-    require_shape("packed_query", packed_query, (None, PACKED_DIM), wanted)
-    require_row_contiguous("packed_query", packed_query)
-    require_alignment("packed_query", packed_query, KEY_ALIGNMENT_BYTES)
-    rows = packed_query.shape[0]
-    wanted = f"float8_e4m3fn or uint8 [{rows}, {SCALES_PER_KEY}]"
-    scale_bytes = scale_bytes_of("query_scales", query_scales, wanted)
-    require_shape("query_scales", scale_bytes, (rows, SCALES_PER_KEY), wanted)
-    require_row_contiguous("query_scales", scale_bytes)
-    require_alignment("query_scales", scale_bytes, SCALE_ALIGNMENT_BYTES)
+    if query.dtype != key.dtype:
+        raise InputError(f"query must have the dtype of key, {key.dtype}, got {describe(query)}")
+    check_rows("packed_query", packed_query, (NVFP4,))
+    scale_bytes = check_row_scales(query_scales, packed_query.shape[0])
+    outputs = (("packed_query", packed_query), ("query_scales", query_scales))
+    for name, tensor in (("query", query), ("query_rows", query_rows), *outputs):
+        require_device(name, tensor, key.device, "key_cache")
     return WriteProblem(query, query_rows, packed_query, scale_bytes)
 
 
@@ -192,24 +179,15 @@ def _check_no_query(*arguments: torch.Tensor | None) -> None:
         )
 
 
-def _check_devices(rows: WriteProblem, device: torch.device) -> None:
-    for tensor in (rows.values, rows.places, rows.codes, rows.scales):
-        if tensor.device != device:
-            raise InputError(
-                f"every tensor must be on {device}, the device of key_cache, got "
-                f"{describe(tensor)} on {tensor.device}"
-            )
-
-
 def _write_on_the_cpu(rows: WriteProblem) -> None:
-    kept = rows.places >= 0
-    places = rows.places[kept]
+    kept = rows.index >= 0
+    index = rows.index[kept]
     codes, scales = quantize_nvfp4(rows.values[kept], nonfinite="saturate")
     scale_bytes = scales.view(torch.uint8)
     if rows.codes.dim() == 2:
-        rows.codes[places] = codes
-        rows.scales[places] = scale_bytes
+        rows.codes[index] = codes
+        rows.scales[index] = scale_bytes
     else:
-        page, key = places // PAGE, places % PAGE
+        page, key = index // PAGE, index % PAGE
         rows.codes[page, key] = codes
         rows.scales[page, key] = scale_bytes

@@ -81,13 +81,13 @@ def indexer_scores(
         query_scales,
         key_scales,
     )
-    if not checked_mode and launch_again(*arguments, backend):
+    if not checked_mode and launch_again(arguments, backend):
         return
-    problem = check_scores_call(*arguments)
+    problem = check_scores_call(arguments)
     if checked_mode:
         check_device_values(problem)
     chosen = choose_backend(problem, backend)
     chosen.launch(problem)
     plan = chosen.make_plan(problem)
     if plan is not None:
-        remember(signature(*arguments, backend), plan)
+        remember(signature(arguments, backend), plan)

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import functools
 
+import torch
+
 from sdsa_kernels.device import capability, device_index, multiprocessors, package_version
 from sdsa_kernels.plans import Plan, addresses_of
 from sdsa_kernels.problem import TILED_SCALES_REASON, ScoreProblem
 from sdsa_quant.layout import PAGE
+from sdsa_quant.paging import NVFP4
 
 from .plans import plan_for
 from .trust import is_trusted, known_reason_against
-from .variants import ARCHITECTURES, tensor_core_variant, warp_variant
+from .variants import (
+    ARCHITECTURES,
+    TENSOR_CORE,
+    TILED_SCALES_VARIANT,
+    tensor_core_variant,
+    warp_variant,
+)
 
 DISTRIBUTION = "nvidia-cutlass-dsl"
 MINIMUM_VERSION = (4, 8)
@@ -53,6 +62,18 @@ def _reason_against_tiled_scales(problem: ScoreProblem) -> str | None:
     return None if is_trusted(device, variant) else "its kernel for tiled scales failed its check"
 
 
+def takes_tiled_scales(device: torch.device, query_format: str) -> bool:
+    """Whether query rows of a format meet scales in the 128x4 order as they are, on a device."""
+    if device.type != "cuda" or query_format != NVFP4:
+        return False
+    index = device_index(device)
+    if ARCHITECTURES.get(capability(index)) not in TENSOR_CORE:
+        return False
+    if _reason_against_dsl(package_version(DISTRIBUTION)) is not None:
+        return False
+    return is_trusted(index, TILED_SCALES_VARIANT)
+
+
 def launch(problem: ScoreProblem) -> None:
     """Enqueue the scores of `problem` on the current stream of its device.
 
@@ -86,7 +107,7 @@ def reason_for_fallback(problem: ScoreProblem) -> str | None:
 
 
 def _plan(problem: ScoreProblem) -> Plan:
-    """The launch of `problem`, its kernel compiled and loaded, but for the addresses."""
+    """The launch of `problem` at any addresses, its kernel compiled and loaded."""
     device = device_index(problem.device)
     architecture = ARCHITECTURES[capability(device)]
     variant = tensor_core_variant(problem, architecture)

@@ -118,17 +118,18 @@ def measure_on_the_cpu(call: Callable[[], object], traffic: Traffic, repeats: in
 
 def scoring_call(problem: ScoreProblem, backend: str) -> Callable[[], None]:
     """`indexer_scores` on the tensors of a checked problem."""
+    query, key_cache, table, lengths, requests, scores, query_scales, key_scales = problem.call()
 
     def call() -> None:
         indexer_scores(
-            problem.query,
-            problem.key_cache,
-            problem.block_table,
-            problem.context_lengths,
-            requests=problem.requests,
-            scores=problem.scores,
-            query_scales=problem.query_scales,
-            key_scales=problem.key_scales,
+            query,
+            key_cache,
+            table,
+            lengths,
+            requests=requests,
+            scores=scores,
+            query_scales=query_scales,
+            key_scales=key_scales,
             backend=backend,
         )
 

@@ -22,18 +22,19 @@ def flashinfer_call(problem: ScoreProblem) -> Callable[[], None] | None:
     except (ImportError, AttributeError):
         return None
 
+    query, key_cache, table, lengths, requests, scores, *scales = problem.call()
+    query_scales, key_scales = (
+        None if scale is None else scale.view(torch.float8_e4m3fn) for scale in scales
+    )
+
     def call() -> None:
-        scales = (problem.query_scales, problem.key_scales)
-        query_scales, key_scales = (
-            None if scale is None else scale.view(torch.float8_e4m3fn) for scale in scales
-        )
         indexer_scores(
-            problem.query,
-            problem.key_cache,
-            problem.block_table,
-            problem.context_lengths,
-            requests=problem.requests,
-            scores=problem.scores,
+            query,
+            key_cache,
+            table,
+            lengths,
+            requests=requests,
+            scores=scores,
             query_scales=query_scales,
             key_scales=key_scales,
         )

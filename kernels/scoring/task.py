@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from sdsa_kernels.backends import AUTO, BACKENDS, choose_backend
 from sdsa_kernels.checks import check_scores_call
 from sdsa_kernels.measure.traffic import Traffic, score_traffic
-from sdsa_kernels.problem import ScoreProblem
+from sdsa_kernels.problem import ScoreCall, ScoreProblem
 from sdsa_kernels.scores import indexer_scores
-from sdsa_kernels.testing.problems import exact_problem, with_tiled_scales
 from sdsa_quant.errors import InputError
 from sdsa_quant.formats.nvfp4 import AMAX_OVER_6, quantize_nvfp4
 from sdsa_quant.formats.transforms import KeyTransform
@@ -81,7 +79,7 @@ class ScoreTask:
 
     def score_groups(self, first: int, stop: int, scores: torch.Tensor) -> None:
         """Score groups ``first`` to ``stop`` into float32 ``[their rows, max_context]``."""
-        indexer_scores(**self._call(first, stop, scores), backend=self.backend)
+        indexer_scores(**self._call(first, stop, scores)._asdict(), backend=self.backend)
 
     def restore_scores(self, first: int, stop: int, scores: torch.Tensor) -> None:
         """Bring scores of groups ``first`` to ``stop`` back to what plain keys would have.
@@ -107,21 +105,21 @@ class ScoreTask:
     def problem(self, scores: torch.Tensor) -> ScoreProblem:
         """The call over as many of the first groups as `scores` has rows for, checked."""
         groups = scores.shape[0] // self.rows_per_group
-        return check_scores_call(**self._call(0, groups, scores))
+        return check_scores_call(self._call(0, groups, scores))
 
-    def _call(self, first: int, stop: int, scores: torch.Tensor) -> dict[str, Any]:
-        """Arguments of `indexer_scores` for some of the groups."""
+    def _call(self, first: int, stop: int, scores: torch.Tensor) -> ScoreCall:
+        """The call over some of the groups."""
         rows = slice(first * self.rows_per_group, stop * self.rows_per_group)
-        return {
-            "query": self.query[rows],
-            "key_cache": self.paged.key_cache,
-            "block_table": self.paged.block_table,
-            "context_lengths": self.context_lengths[first:stop],
-            "requests": self.requests[first:stop],
-            "scores": scores,
-            "query_scales": None if self.query_scales is None else self.query_scales[rows],
-            "key_scales": self.paged.key_scales,
-        }
+        return ScoreCall(
+            query=self.query[rows],
+            key_cache=self.paged.key_cache,
+            block_table=self.paged.block_table,
+            context_lengths=self.context_lengths[first:stop],
+            requests=self.requests[first:stop],
+            scores=scores,
+            query_scales=None if self.query_scales is None else self.query_scales[rows],
+            key_scales=self.paged.key_scales,
+        )
 
 
 def make_task(
@@ -207,9 +205,5 @@ def make_task(
 
 def takes_tiled_scales(device: torch.device | str, query_format: str, backend: str) -> bool:
     """Whether scales in the 128x4 order can be scored on a device as they are."""
-    device = torch.device(device)
-    cute = BACKENDS[0]
-    if device.type != "cuda" or query_format != NVFP4 or backend not in (AUTO, cute.name):
-        return False
-    small = with_tiled_scales(exact_problem(NVFP4, device, (1,), rows_per_group=1))
-    return cute.reason_unsupported(small) is None
+    asked = [each for each in BACKENDS if backend in (AUTO, each.name)]
+    return any(each.takes_tiled_scales(torch.device(device), query_format) for each in asked)

@@ -13,7 +13,7 @@ import torch
 
 from sdsa_kernels.checks import check_scores_call
 from sdsa_kernels.device import available_bytes
-from sdsa_kernels.problem import ScoreProblem
+from sdsa_kernels.problem import ScoreCall, ScoreProblem
 from sdsa_quant.errors import UnsupportedError
 from sdsa_quant.formats.scale_order import linear_to_128x4
 from sdsa_quant.layout import DIM, PACKED_DIM, PAGE, SCALES_PER_KEY
@@ -94,7 +94,7 @@ def synthetic_problems(
     scores = torch.empty((shape.rows, shape.max_context), device=device)
     return [
         check_scores_call(
-            query, key_cache, table, lengths, requests, scores, query_scales, key_scales
+            (query, key_cache, table, lengths, requests, scores, query_scales, key_scales)
         )
         for table in _block_tables(shape, order, rotations)
     ]
@@ -151,16 +151,17 @@ def exact_problem(
     blocks = -(-max(lengths) // PAGE)
     table = torch.randint(0, pages, (len(lengths), blocks), generator=generator)
     moved, scales = page_views(records.to(device), key_format)
-    return check_scores_call(
-        query.to(device),
-        moved,
-        table.int().to(device),
-        torch.tensor(lengths, dtype=torch.int32, device=device),
-        torch.arange(len(lengths), dtype=torch.int32, device=device),
-        torch.full((rows, max(lengths) + 1), UNTOUCHED, device=device),
-        None if query_scales is None else query_scales.to(device),
-        scales,
+    call = ScoreCall(
+        query=query.to(device),
+        key_cache=moved,
+        block_table=table.int().to(device),
+        context_lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
+        requests=torch.arange(len(lengths), dtype=torch.int32, device=device),
+        scores=torch.full((rows, max(lengths) + 1), UNTOUCHED, device=device),
+        query_scales=None if query_scales is None else query_scales.to(device),
+        key_scales=scales,
     )
+    return check_scores_call(call)
 
 
 def with_tiled_scales(problem: ScoreProblem) -> ScoreProblem:

@@ -1,4 +1,4 @@
-"""The slow, obviously right scores that every backend is held against. For tests only.
+"""The slow, obviously right scores that every backend is compared with.
 
 Plain loops over groups and keys' pages, float64 throughout, and an E4M3 and E2M1 decoding of its
 own, so that an error in `sdsa_quant` cannot hide here.
@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from sdsa_kernels.problem import CallTensors
 from sdsa_quant.layout import BLOCK, PAGE
 
 _E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
@@ -41,20 +42,13 @@ def reference_decode(values: torch.Tensor, scales: torch.Tensor | None) -> torch
     return decoded * factors.repeat_interleave(BLOCK, dim=-1)
 
 
-def reference_scores(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    context_lengths: torch.Tensor,
-    requests: torch.Tensor,
-    max_context: int,
-    query_scales: torch.Tensor | None = None,
-    key_scales: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """float64 ``[rows, max_context]`` scores, NaN at and past each row's length.
+def reference_scores(call: CallTensors) -> torch.Tensor:
+    """float64 ``[rows, max_context]`` scores of a call, NaN at and past each row's length.
 
-    Parameters are those of `sdsa_kernels.indexer_scores`.
+    Values may also be plain float64 ones, ``[..., 128]`` and without scales.
     """
+    query, key_cache, block_table, context_lengths, requests, given, query_scales, key_scales = call
+    max_context = given.shape[1]
     groups = context_lengths.shape[0]
     rows = query.shape[0]
     scores = torch.full((rows, max_context), math.nan, dtype=torch.float64, device=key_cache.device)

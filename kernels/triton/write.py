@@ -49,11 +49,11 @@ def run_kernel(keys: WriteProblem, queries: WriteProblem | None) -> None:
     options = {"launch_pdl": True} if overlaps else {}
     quantize_write_kernel[(_programs(keys, queries),)](
         keys.values,
-        keys.places,
+        keys.index,
         _blocks(keys.codes),
         keys.scales,
         query.values,
-        query.places,
+        query.index,
         _blocks(query.codes),
         query.scales,
         keys.values.shape[0],

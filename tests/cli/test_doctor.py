@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
-from sdsa_kernels import backends, torch_scores
+from sdsa_kernels import backends
 from sdsa_kernels.backends import backend_names
 from sdsa_kernels.problem import ScoreProblem
 from sdsa_kernels.testing import self_test
 from sdsa_kernels.testing.problems import FORMAT_PAIRS
 from sdsa_quant.errors import DeviceLostError, UnsupportedError
 from support.command_line import Run
+
+
+def replace_torch(monkeypatch: pytest.MonkeyPatch, **changes: Callable[..., object]) -> None:
+    """Let the doctor ask a torch backend with some of its functions changed."""
+    changed = (backends.CUTE, backends.TRITON, replace(backends.TORCH, **changes))
+    for module in (backends, self_test):
+        monkeypatch.setattr(module, "BACKENDS", changed)
 
 
 def test_document(sdsa: Run) -> None:
@@ -43,7 +51,7 @@ def test_a_broken_backend_is_in_the_report(sdsa: Run, monkeypatch: pytest.Monkey
     def broken(problem: object) -> None:
         raise OSError("libcuda is gone")
 
-    monkeypatch.setattr(torch_scores, "reason_unsupported", broken)
+    replace_torch(monkeypatch, reason_unsupported=broken)
     outcome = sdsa("doctor", "--json")
     outcome.is_clean()
     assert outcome.document["backends"][0]["reasons"] == {"all": "OSError: libcuda is gone"}
@@ -74,7 +82,7 @@ def test_the_self_test_prints_the_largest_difference(sdsa: Run) -> None:
 def test_a_failed_self_test_is_exit_1(
     sdsa: Run, monkeypatch: pytest.MonkeyPatch, error: float | None
 ) -> None:
-    launch = torch_scores.launch
+    launch = backends.TORCH.launch
 
     def broken(problem: ScoreProblem) -> None:
         if error is None:
@@ -82,7 +90,7 @@ def test_a_failed_self_test_is_exit_1(
         launch(problem)
         problem.scores[0, 0] += error
 
-    monkeypatch.setattr(torch_scores, "launch", broken)
+    replace_torch(monkeypatch, launch=broken)
     outcome = sdsa("doctor", "--self-test", "--json")
     assert outcome.exit_code == 1
     assert "self-test failed: torch on cpu, bf16 rows, bf16 keys: " in outcome.stderr
@@ -97,18 +105,14 @@ def test_a_backend_that_breaks_is_a_failure_of_its_own(
     def broken(problem: ScoreProblem) -> None:
         raise FileNotFoundError("no C compiler")  # no RuntimeError, as Triton's may be
 
-    monkeypatch.setattr(torch_scores, "launch", broken)
+    replace_torch(monkeypatch, launch=broken)
     outcome = sdsa("doctor", "--self-test", "--json")
     assert outcome.exit_code == 1
     assert outcome.document["self_tests"][0]["failure"] == "FileNotFoundError: no C compiler"
 
 
 def test_a_backend_that_fell_back_is_a_failure(sdsa: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    cute, triton, torch_backend = backends.BACKENDS
-    fallen = replace(
-        torch_backend, reason_for_fallback=lambda problem: "tcgen05: 1 where 2 is right"
-    )
-    monkeypatch.setattr(self_test, "BACKENDS", (cute, triton, fallen))
+    replace_torch(monkeypatch, reason_for_fallback=lambda problem: "tcgen05: 1 where 2 is right")
     outcome = sdsa("doctor", "--self-test")
     assert outcome.exit_code == 1
     assert "tcgen05: 1 where 2 is right" in outcome.stderr
@@ -133,7 +137,7 @@ def test_nothing_is_asked_of_a_device_on_which_a_kernel_hangs(
     def hang(problem: ScoreProblem) -> None:
         raise DeviceLostError("kernel tcgen05_bf16 has not ended")
 
-    monkeypatch.setattr(torch_scores, "launch", hang)
+    replace_torch(monkeypatch, launch=hang)
     outcome = sdsa("doctor", "--self-test", "--json")
     assert outcome.exit_code == 1
     failures = [test["failure"] for test in outcome.document["self_tests"]]
@@ -143,13 +147,12 @@ def test_nothing_is_asked_of_a_device_on_which_a_kernel_hangs(
 def test_a_kernel_that_failed_its_check_is_a_failure_where_no_other_can_serve(
     sdsa: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cute, triton, torch_backend = backends.BACKENDS
     untrusted = replace(
-        cute,
+        backends.CUTE,
         reason_unsupported=lambda problem: "its kernel failed its check",
         reason_for_fallback=lambda problem: "1 where 2 is right" if problem.tiled_scales else None,
     )
-    monkeypatch.setattr(self_test, "BACKENDS", (untrusted, triton, torch_backend))
+    monkeypatch.setattr(self_test, "BACKENDS", (untrusted, backends.TRITON, backends.TORCH))
     outcome = sdsa("doctor", "--self-test", "--json")
     assert outcome.exit_code == 1
     failed = [test for test in outcome.document["self_tests"] if test["failure"]]

@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from sdsa_kernels.problem import ScoreCall
 from sdsa_kernels.scoring import chunks
 from sdsa_kernels.testing.reference import reference_scores
 from sdsa_quant.files.cache_file import open_cache
@@ -95,16 +96,17 @@ def test_the_scores_file_holds_scores_and_choices(files: Files) -> None:
     assert stored["requests"].tolist() == [0, 1, 2]
     paged = open_cache(files.cache).paged_keys()
     codes, scales = quantize_nvfp4(files.query_values)
-    expected = reference_scores(
+    call = ScoreCall(
         codes,
         paged.key_cache,
         paged.block_table,
         stored["context_lengths"],
         stored["requests"],
-        max(LENGTHS),
+        stored["scores"],
         scales,
         paged.key_scales,
     )
+    expected = reference_scores(call)
     visible = ~expected.isnan()
     assert (stored["scores"][~visible] == -torch.inf).all()
     torch.testing.assert_close(

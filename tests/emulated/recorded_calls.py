@@ -16,11 +16,12 @@ def launch_scores(session: Session, problem: Problem) -> None:
     """Check and launch a call of `indexer_scores` on backend `cute`."""
     from sdsa_kernels.checks import check_scores_call
     from sdsa_kernels.cute import backend as cute_scores
+    from sdsa_kernels.problem import ScoreCall
 
     for name, tensor in vars(problem).items():
         if tensor is not None:
             session.add_tensor(name, tensor)
-    cute_scores.launch(check_scores_call(**vars(problem)))
+    cute_scores.launch(check_scores_call(ScoreCall(**vars(problem))))
 
 
 def checked(result: tuple[Any, ...]) -> Any:

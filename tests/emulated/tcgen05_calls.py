@@ -62,10 +62,11 @@ def _prepared(session: Session, problem: Problem, ctas: int | None) -> ScoreProb
     from sdsa_kernels.cute import plans as cute_plans
     from sdsa_kernels.cute import trust as cute_self_check
     from sdsa_kernels.cute.variants import ARCHITECTURES, tensor_core_variant
+    from sdsa_kernels.problem import ScoreCall
 
     for variant in VARIANTS:
         cute_self_check._verdicts[0, variant] = None
-    checked = check_scores_call(**vars(problem))
+    checked = check_scores_call(ScoreCall(**vars(problem)))
     variant = tensor_core_variant(checked, ARCHITECTURES[session.device.capability])
     assert variant is not None
     kernel = cute_plans.loaded_kernel(0, variant)

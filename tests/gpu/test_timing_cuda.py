@@ -18,7 +18,7 @@ from sdsa_kernels.measure.timing import (
     time_graph,
 )
 from sdsa_kernels.measure.traffic import score_traffic
-from sdsa_kernels.problem import ScoreProblem
+from sdsa_kernels.problem import ScoreCall, ScoreProblem
 from sdsa_quant.errors import InputError
 from support.problems import KINDS, UNTOUCHED, assert_scores, make_problem
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.gpu
 def checked(kind: str, lengths: list[int]) -> ScoreProblem:
     problem = make_problem(lengths, generator=torch.Generator().manual_seed(1), kind=kind)
     arguments = vars(problem.to("cuda"))
-    return check_scores_call(**arguments)
+    return check_scores_call(ScoreCall(**arguments))
 
 
 def test_samples_are_replays_and_not_launches() -> None:
@@ -138,8 +138,13 @@ def test_another_device_than_the_current_one(kind: str) -> None:
     traffic = score_traffic(
         [700, 65], rows_per_group=1, max_context=705, query_format="bf16", key_format="bf16"
     )
+    checked = check_scores_call(ScoreCall(**vars(problem)))
     measurement = measure_problems(
-        [check_scores_call(**vars(problem))], traffic, 5, backend="triton", calls_per_replay=2
+        [checked],
+        traffic,
+        5,
+        backend="triton",
+        calls_per_replay=2,
     )
     assert measurement.timing.median_us > 0
     assert torch.cuda.current_device() == 0

@@ -9,6 +9,7 @@ import torch
 
 from sdsa_kernels import indexer_scores
 from sdsa_kernels.checks import check_scores_call
+from sdsa_kernels.problem import ScoreCall
 from sdsa_quant.errors import DtypeError, InputError, UnsupportedError
 from support.problems import UNTOUCHED, Problem, make_problem
 
@@ -230,16 +231,7 @@ def test_tensors_with_no_pages_or_groups(generator: torch.Generator) -> None:
 
 
 def test_the_checked_problem(problem: Problem) -> None:
-    checked = check_scores_call(
-        problem.query,
-        problem.key_cache,
-        problem.block_table,
-        problem.context_lengths,
-        problem.requests,
-        problem.scores,
-        problem.query_scales,
-        problem.key_scales,
-    )
+    checked = check_scores_call(ScoreCall(**vars(problem)))
     assert (checked.rows, checked.groups, checked.rows_per_group) == (6, 2, 3)
     assert (checked.query_format, checked.key_format) == ("nvfp4", "nvfp4")
     assert checked.max_context == problem.scores.shape[1]

@@ -20,7 +20,7 @@ from sdsa_kernels.cute.variants import (
     variants_of,
     warp_variant,
 )
-from sdsa_kernels.problem import ScoreProblem
+from sdsa_kernels.problem import ScoreCall, ScoreProblem
 from sdsa_kernels.testing.problems import with_tiled_scales
 from sdsa_quant.errors import UnsupportedError
 from support.problems import KINDS, make_problem
@@ -28,16 +28,7 @@ from support.problems import KINDS, make_problem
 
 def _checked(kind: str, rows_per_group: int, generator: torch.Generator) -> ScoreProblem:
     problem = make_problem([70], generator=generator, kind=kind, rows_per_group=rows_per_group)
-    return check_scores_call(
-        problem.query,
-        problem.key_cache,
-        problem.block_table,
-        problem.context_lengths,
-        problem.requests,
-        problem.scores,
-        problem.query_scales,
-        problem.key_scales,
-    )
+    return check_scores_call(ScoreCall(**vars(problem)))
 
 
 class _OnCuda:

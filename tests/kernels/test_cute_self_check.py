@@ -249,16 +249,7 @@ def test_the_verdict_decides_what_is_launched(
 def test_the_built_in_problem_is_exact_in_float32(values: str) -> None:
     problem = exact_problem(values, torch.device("cpu"), (1, 0, 65, 300), rows_per_group=3)
     torch_scores.launch(problem)
-    right = reference_scores(
-        problem.query,
-        problem.key_cache,
-        problem.block_table,
-        problem.context_lengths,
-        problem.requests,
-        problem.max_context,
-        problem.query_scales,
-        problem.key_scales,
-    )
+    right = reference_scores(problem.call())
     past = right.isnan()
     assert torch.equal(problem.scores.double()[~past], right[~past])
     assert (problem.scores[past] == UNTOUCHED).all()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sdsa_kernels import plans
+from sdsa_kernels.problem import ScoreCall
 from sdsa_quant.errors import InputError
 from support.problems import Problem, make_problem
 
@@ -24,7 +25,7 @@ def plan_of(problem: Problem, backend: str | None = None) -> list[tuple[int, ...
     """Remember a plan that records the addresses it is given."""
     launches: list[tuple[int, ...]] = []
     plans.remember(
-        plans.signature(**vars(problem), backend=backend), lambda *them: launches.append(them)
+        plans.signature(ScoreCall(**vars(problem)), backend), lambda *them: launches.append(them)
     )
     return launches
 

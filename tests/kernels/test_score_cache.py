@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from sdsa_kernels.cute import backend as cute_backend
 from sdsa_kernels.scoring import chunks
-from sdsa_kernels.scoring import task as score_cache
 from sdsa_kernels.scoring.chunks import ChunkScorer, require_memory
 from sdsa_kernels.scoring.task import ScoreTask, make_task, takes_tiled_scales
 from sdsa_kernels.scoring.timing import time_scorer
-from sdsa_kernels.testing.problems import exact_problem
 from sdsa_kernels.testing.reference import reference_scores
 from sdsa_quant.errors import InputError, UnsupportedError
 from sdsa_quant.paging import PagedKeys
@@ -81,15 +79,7 @@ def test_scores_are_the_references_and_minus_infinity_past_a_length(
 ) -> None:
     task = cache_task(tmp_path, generator, values="bf16", query_format="bf16")
     scores = all_scores(ChunkScorer(task, 4))
-    paged = task.paged
-    expected = reference_scores(
-        task.query,
-        paged.key_cache,
-        paged.block_table,
-        task.context_lengths,
-        task.requests,
-        task.max_context,
-    )
+    expected = reference_scores(task.problem(torch.empty(task.rows, task.max_context)).call())
     past = expected.isnan()
     assert (scores[past] == -torch.inf).all()
     torch.testing.assert_close(scores[~past].double(), expected[~past], rtol=1e-4, atol=1e-3)
@@ -193,13 +183,15 @@ def test_refuses_a_task_that_cannot_be(tmp_path: Path, generator: torch.Generato
 def test_tiled_scales_are_kept_where_the_tensor_cores_take_them(
     monkeypatch: pytest.MonkeyPatch, device: str, query_format: str, backend: str, taken: bool
 ) -> None:
-    def on_the_cpu(values: str, device: object, lengths: tuple[int], **options: int) -> object:
-        return exact_problem(values, torch.device("cpu"), lengths, **options)
-
-    cute, *others = score_cache.BACKENDS
-    willing = replace(cute, reason_unsupported=lambda problem: None)
-    monkeypatch.setattr(score_cache, "exact_problem", on_the_cpu)
-    monkeypatch.setattr(score_cache, "BACKENDS", (willing, *others))
+    monkeypatch.setattr(cute_backend, "device_index", lambda device: 0)
+    monkeypatch.setattr(cute_backend, "capability", lambda index: (10, 0))
+    monkeypatch.setattr(cute_backend, "package_version", lambda name: "4.8.0")
+    monkeypatch.setattr(cute_backend, "is_trusted", lambda index, variant: True)
     assert takes_tiled_scales(device, query_format, backend) == taken
-    monkeypatch.setattr(score_cache, "BACKENDS", (cute, *others))
-    assert not takes_tiled_scales(device, query_format, backend)
+    for name, answer in (
+        ("is_trusted", lambda index, variant: False),
+        ("package_version", lambda name: None),
+        ("capability", lambda index: (9, 0)),
+    ):
+        monkeypatch.setattr(cute_backend, name, answer)
+        assert not takes_tiled_scales(device, query_format, backend)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sdsa_kernels import torch_scores
+from sdsa_kernels.problem import ScoreCall
 from sdsa_kernels.testing.reference import reference_scores
 from sdsa_quant.formats.nvfp4 import quantize_nvfp4
 from sdsa_quant.formats.scale_order import linear_to_128x4
@@ -272,7 +273,10 @@ def test_reference_on_a_case_done_by_hand() -> None:
     table = torch.zeros(1, 1, dtype=torch.int32)
     lengths = torch.tensor([3], dtype=torch.int32)
     requests = torch.zeros(1, dtype=torch.int32)
-    scores = reference_scores(query, key_cache, table, lengths, requests, 4, None, scales)
+    call = ScoreCall(
+        query, key_cache, table, lengths, requests, torch.empty(1, 4), key_scales=scales
+    )
+    scores = reference_scores(call)
     assert scores[0, :3].tolist() == [3.0, 9.0, 0.0]
     assert scores[0, 3].isnan()
 

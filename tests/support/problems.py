@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from sdsa_kernels import indexer_scores
+from sdsa_kernels.problem import ScoreCall
 from sdsa_kernels.testing.reference import reference_decode, reference_scores
 from sdsa_quant.formats.nvfp4 import quantize_nvfp4
 from sdsa_quant.layout import BLOCK, DIM, PACKED_DIM, PAGE, SCALES_PER_KEY
@@ -49,16 +50,7 @@ class Problem:
 
     def reference(self) -> torch.Tensor:
         """float64 scores, NaN past each length."""
-        return reference_scores(
-            self.query,
-            self.key_cache,
-            self.block_table,
-            self.context_lengths,
-            self.requests,
-            self.scores.shape[1],
-            self.query_scales,
-            self.key_scales,
-        )
+        return reference_scores(ScoreCall(**vars(self)))
 
     def replace(self, **changes: object) -> Problem:
         """The same problem with some arguments changed."""
@@ -215,11 +207,12 @@ def assert_scores(problem: Problem, *, exact: bool) -> None:
 
 def _absolute_reference(problem: Problem) -> torch.Tensor:
     """``sum |q k|`` of every score, NaN past each length."""
-    return reference_scores(
+    decoded = ScoreCall(
         reference_decode(problem.query, problem.query_scales).abs(),
         reference_decode(problem.key_cache, problem.key_scales).abs(),
         problem.block_table,
         problem.context_lengths,
         problem.requests,
-        problem.scores.shape[1],
+        problem.scores,
     )
+    return reference_scores(decoded)

@@ -63,7 +63,7 @@ def test_keys_and_queries_with_skipped_places(
     for rows, first in ((keys, 0), (queries, 40)):
         flat_codes, flat_scales = rows.codes.view(-1, 64), rows.scales.view(-1, 8)
         untouched = torch.ones(flat_codes.shape[0], dtype=torch.bool)
-        for i, place in enumerate(rows.places.tolist()):
+        for i, place in enumerate(rows.index.tolist()):
             if place >= 0:
                 untouched[place] = False
                 assert torch.equal(flat_codes[place], codes[first + i])
@@ -78,7 +78,7 @@ def test_a_single_page_and_row_may_have_any_stride(generator: torch.Generator) -
     page = torch.full((1, 4100), 0xA5, dtype=torch.uint8)[:, :4096]
     row = torch.full((1, 68), 0xA5, dtype=torch.uint8)[:, :64]
     codes = page.as_strided((1, 64, 64), (4100, 64, 1))
-    keys = WriteProblem(rows.values, rows.places, codes, rows.scales)
+    keys = WriteProblem(rows.values, rows.index, codes, rows.scales)
     query_scales = torch.zeros(1, 8, dtype=torch.uint8)
     run_kernel(keys, WriteProblem(values[1:], torch.tensor([0]), row, query_scales))
     codes, scales = quantize_nvfp4(values)

@@ -7,6 +7,7 @@ import torch
 
 from sdsa_kernels.backends import choose_backend
 from sdsa_kernels.checks import check_scores_call
+from sdsa_kernels.problem import ScoreCall
 from sdsa_kernels.triton import backend as triton_scores
 from support.problems import (
     GARBAGE_ENTRIES,
@@ -134,5 +135,5 @@ def test_empty_calls(generator: torch.Generator) -> None:
 
 def test_the_interpreter_takes_cpu_tensors(generator: torch.Generator) -> None:
     problem = make_problem([5], generator=generator)
-    assert choose_backend(check_scores_call(**vars(problem))).name == "triton"
+    assert choose_backend(check_scores_call(ScoreCall(**vars(problem)))).name == "triton"
     assert (problem.scores == UNTOUCHED).all()
