@@ -84,7 +84,7 @@ WRONG = {
     ),
     "scales-pages": (
         {"key_scales": torch.zeros(3, 64, 8, dtype=torch.uint8)},
-        r"key_scales must be .*\[2, 64, 8\], got uint8 \[3, 64, 8\]",
+        r"key_scales must be .*\[2, 64, 8\] for NVFP4 keys, got uint8 \[3, 64, 8\]",
     ),
     "query-dtype": ({"query": torch.zeros(3, 128)}, "query must have the dtype of key"),
     "query-rows": (
