@@ -15,6 +15,7 @@ from support.command_line import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "choose-a-format.md"
 TEXT = PAGE.read_text(encoding="utf-8")
+CAPTURE_PAGE = PAGE.with_name("capture-keys.md")
 
 
 def tables() -> list[dict[tuple[str, str], float]]:
@@ -62,9 +63,11 @@ def test_the_tables_are_what_the_command_gives(sdsa: Run, tmp_path: Path, fixtur
 
 
 def test_the_capture_code_works(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    text = CAPTURE_PAGE.read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (code,) = (block for block in blocks if "class Capture" in block)
     names: dict[str, Any] = {}
-    exec(compile(code, str(PAGE), "exec"), names)
+    exec(compile(code, str(CAPTURE_PAGE), "exec"), names)
     model = torch.nn.ModuleDict({"k": torch.nn.Linear(16, 128), "q": torch.nn.Linear(16, 128)})
     capture = names["Capture"]({"layers.0.keys": model["k"], "layers.0.queries": model["q"]})
     lengths = [5, 9]
