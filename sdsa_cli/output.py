@@ -61,7 +61,7 @@ class Output:
             shown = "\n".join(line.rstrip(" ") for line in shown.split("\n"))
         sys.stdout.write(shown)
 
-    def document(self, document: Mapping[str, Any]) -> None:
+    def document(self, document: object) -> None:
         """Print a document, the result for a program, to stdout; silent without JSON."""
         if self.as_json:
             print(strict_json(document))

@@ -7,8 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import fmean, median
+from typing import TYPE_CHECKING, Literal
 
-from .metrics import RowAccuracy, TopKAccuracy
+if TYPE_CHECKING:  # reports are read back without torch
+    from .metrics import RowAccuracy, TopKAccuracy
+
+
+Statistic = Literal["mean", "median", "minimum", "p1", "p99", "maximum"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +21,16 @@ class RowValue:
     """A value and the row that it belongs to."""
 
     value: float
+    """The value."""
+
     row: int
+    """Number of the query row."""
+
     request: int
-    length: int  # keys
+    """The request that it belongs to."""
+
+    length: int
+    """Keys that it sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +42,33 @@ class Summary:
     """
 
     rows: int
+    """Rows that define the measure."""
+
     mean: float | None
+    """Mean over these rows; null if there are none, like all that follow."""
+
     median: float | None
+    """Median."""
+
     minimum: float | None
+    """Smallest value."""
+
     p1: float | None
+    """Percentile 1, of nearest rank: the value of a row."""
+
     p99: float | None
+    """Percentile 99, of nearest rank."""
+
     maximum: float | None
+    """Largest value."""
+
     worst: RowValue | None
+    """The first row with the worst value: the smallest similarity or the largest error."""
+
+    def statistic(self, name: Statistic) -> float | None:
+        """The field of this name."""
+        value: float | None = getattr(self, name)
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +76,31 @@ class TopKSummary:
     """How the rows' top-k agree with the baseline's."""
 
     k: int
+    """Number of keys that are selected."""
+
     recall: Summary
+    """Share of the baseline's top-k that the quantized scores still choose."""
+
     mass: Summary
-    chance: float | None  # mean over the rows of min(k, length) / length
-    rows_longer_than_k: int  # the others keep every key and cannot miss one
+    """Softmax mass that the quantized top-k keeps, relative to the baseline's own top-k."""
+
+    chance: float | None
+    """Recall of a random choice: the mean over the rows of min(k, length) / length."""
+
+    rows_longer_than_k: int
+    """Rows with more than k keys; the others keep every key and cannot miss one."""
+
     rows_with_same_scores: int
+    """Rows whose chosen keys have the baseline's k largest scores."""
+
     rows_with_same_set: int
-    rows_with_ties: int  # rows with a key left out whose baseline score equals the k-th largest
+    """Rows that choose the baseline's very keys, ties broken by lower index."""
+
+    rows_with_ties: int
+    """Rows with a key left out whose baseline score equals the k-th largest."""
+
     most_ties_left_out: int
+    """The most such keys of one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +108,31 @@ class Accuracy:
     """Every row's accuracy, summarized over the valid rows."""
 
     rows: int
+    """All query rows."""
+
     rows_measured: int
-    rows_empty: int  # of length 0, left out
-    rows_invalid: int  # with a non-finite score or baseline score, left out
+    """Rows that the measures are over."""
+
+    rows_empty: int
+    """Rows of length 0, left out."""
+
+    rows_invalid: int
+    """Rows with a non-finite score or baseline score, left out."""
+
     top_k: tuple[TopKSummary, ...]
+    """Agreement of the top-k, by k."""
+
     relative_l2: Summary
+    """L2 norm of the score errors over that of the baseline scores."""
+
     max_abs: Summary
+    """Largest absolute error of a score."""
+
     cosine: Summary
+    """Cosine similarity of scores and baseline scores."""
+
     spearman: Summary
+    """Spearman's rank correlation of scores and baseline scores."""
 
 
 def summarize_accuracy(rows: Sequence[RowAccuracy], top_k: Sequence[int]) -> Accuracy:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import math
+import re
 import textwrap
 import types
 from collections.abc import Mapping, Sequence
@@ -29,6 +31,7 @@ T = TypeVar("T")
 
 _NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 _SCHEMA_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", Path: "string"}
+_UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
 _MOST_QUOTED = 40  # characters of a wrong value
 
 
@@ -54,6 +57,20 @@ def to_json(value: Any) -> Any:
             field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
     return value
+
+
+def json_text(value: Any) -> str:
+    r"""`value` as the text of a JSON document, indented, that any strict parser reads.
+
+    Characters that JSON allows but a terminal obeys, or UTF-8 cannot write, are ``\uXXXX``.
+
+    Raises
+    ------
+    TypeError
+        The document holds a value that `to_json` does not know.
+    """
+    text = json.dumps(to_json(value), indent=2, allow_nan=False, ensure_ascii=False)
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def from_json(cls: type[T], data: Any, *, source: object) -> T:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -35,23 +34,9 @@ from sdsa_quant.errors import Hint, InputError
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, open_tensors
 from sdsa_quant.layout import DIM
 
+from .inputs import StudyInputs
+
 KEYS_AT_A_TIME = 16384  # of one request: bounds every temporary that is made of keys
-
-
-@dataclass(frozen=True, slots=True)
-class StudyInputs:
-    """What a user names: files, tensors, and how query rows belong to requests."""
-
-    keys: Path
-    queries: Path
-    keys_pattern: str | None = None
-    queries_pattern: str | None = None
-    lengths: str | None = None  # a tensor's name, or a pattern matched to the layers
-    rows_per_group: int | None = None
-    # Request of each group, or a tensor's name or pattern; spread evenly where None.
-    requests: tuple[int, ...] | str | None = None
-    causal: bool = False
-    positions: str | None = None  # a tensor's name, or a pattern; 0-based position of each row
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +71,10 @@ class StudyLayer:
         values = self.queries.read(self.query_name).reshape(-1, DIM)
         query = values[list(rows)].to(torch.bfloat16)
         if not bool(query.isfinite().all()):
-            place = int((~query.isfinite()).any(dim=1).nonzero()[0])
+            index = int((~query.isfinite()).any(dim=1).nonzero()[0])
             raise InputError(
-                f"{self.queries.path}: tensor {self.query_name} must be finite, "
-                f"row {rows[place]} is not"
+                f"tensor {self.query_name} must be finite, row {rows[index]} is not",
+                source=self.queries.path,
             )
         return query
 
@@ -104,10 +89,11 @@ class StudyLayer:
         keys = self.keys.read(request, start, stop)
         # NaN and infinities are seen in the extremes, which are found much faster than flags.
         if keys.numel() and not all(bool(each.isfinite()) for each in keys.aminmax()):
-            place = int((~keys.isfinite()).any(dim=1).nonzero()[0])
+            index = int((~keys.isfinite()).any(dim=1).nonzero()[0])
             raise InputError(
-                f"{self.keys.tensor.path}: tensor {self.name} must be finite, key {start + place} "
-                f"of request {request} is not"
+                f"tensor {self.name} must be finite, key {start + index} of request {request} "
+                f"is not",
+                source=self.keys.tensor.path,
             )
         return keys
 
@@ -175,9 +161,9 @@ def _select_queries(source: TensorSource, pattern: str) -> list[StoredTensor]:
             or tensor.shape[-1] != DIM
         ):
             raise InputError(
-                f"{tensor.path}: tensor {tensor.name} must be unquantized query rows, "
-                f"{', '.join(FLOAT_DTYPES)} [rows, {DIM}] or [groups, rows, {DIM}], got "
-                f"{tensor.dtype} {list(tensor.shape)}"
+                f"tensor {tensor.name} must be unquantized query rows, {', '.join(FLOAT_DTYPES)} "
+                f"[rows, {DIM}] or [groups, rows, {DIM}], got {tensor.dtype} {list(tensor.shape)}",
+                source=tensor.path,
             )
     return chosen
 
@@ -199,8 +185,8 @@ def _match(
         found = partners(tensor, keys_pattern, queries, queries_pattern)
         if not found:
             raise InputError(
-                f"{query_source.path}: no query tensor goes with {tensor.name} by its name; there "
-                f"are {_names(queries)}"
+                f"no query tensor goes with {tensor.name} by its name; there are {_names(queries)}",
+                source=query_source.path,
             )
         if len(found) > 1:
             raise _alike(query_source, found[0], found[1])
@@ -211,16 +197,17 @@ def _match(
     for tensor in queries:
         if tensor.name not in taken:
             raise InputError(
-                f"{key_source.path}: no key tensor goes with {tensor.name} by its name; there are "
-                f"{_names(keys)}"
+                f"no key tensor goes with {tensor.name} by its name; there are {_names(keys)}",
+                source=key_source.path,
             )
     return pairs
 
 
 def _alike(source: TensorSource, first: StoredTensor, second: StoredTensor) -> InputError:
     return InputError(
-        f"{source.path}: {first.name} and {second.name} have the same numbers in their names, so "
-        f"that layers cannot be told apart; give a narrower pattern"
+        f"{first.name} and {second.name} have the same numbers in their names, so that layers "
+        f"cannot be told apart; give a narrower pattern",
+        source=source.path,
     )
 
 
@@ -283,8 +270,10 @@ def _row_requests(
     # No scores call is made here, so that a group may have more than 8 rows.
     if per_group < 1 or rows == 0 or rows % per_group:
         raise InputError(
-            f"{query_tensor.path}: tensor {query_tensor.name} must make whole groups of "
-            f"{per_group} rows (see --rows-per-group), got {rows} rows"
+            f"tensor {query_tensor.name} must make whole groups of {per_group} rows, got {rows} "
+            f"rows",
+            source=query_tensor.path,
+            hint=Hint("rows_per_group", "to say how many rows a group has"),
         )
     groups = rows // per_group
     requests: Sequence[int]
@@ -297,14 +286,16 @@ def _row_requests(
         requests = inputs.requests
     if len(requests) != groups:
         raise InputError(
-            f"--requests must name the request of each of the {groups} groups of "
-            f"{query_tensor.name}, got {len(requests)}"
+            f"must name the request of each of the {groups} groups of {query_tensor.name}, got "
+            f"{len(requests)}",
+            argument="requests",
         )
     for group, request in enumerate(requests):
         if not 0 <= request < in_keys:
             raise InputError(
-                f"requests must be 0 to {in_keys - 1}, the requests of {keys.name}, got {request} "
-                f"for group {group}"
+                f"must be 0 to {in_keys - 1}, the requests of {keys.name}, got {request} for group "
+                f"{group}",
+                argument="requests",
             )
     return [request for request in requests for _ in range(per_group)]
 
@@ -320,9 +311,10 @@ def _causal_lengths(
         seen = length - remaining[request]
         if seen < 1 and length:
             raise InputError(
-                f"{query_tensor.path}: tensor {query_tensor.name} has more rows for request "
-                f"{request} than its {length} keys, so that they are not its last positions; name "
-                f"their positions with --positions"
+                f"tensor {query_tensor.name} has more rows for request {request} than its {length} "
+                f"keys, so that they are not its last positions",
+                source=query_tensor.path,
+                hint=Hint("positions", "to name the positions"),
             )
         lengths.append(max(seen, 0))
     return lengths
@@ -334,15 +326,17 @@ def _lengths_at_positions(
     stored, positions = source[name], _integers(source, name)
     if len(positions) != len(row_requests):
         raise InputError(
-            f"{stored.path}: tensor {name} must be the position of each of the "
-            f"{len(row_requests)} query rows, got {list(stored.shape)}"
+            f"tensor {name} must be the position of each of the {len(row_requests)} query rows, "
+            f"got {list(stored.shape)}",
+            source=stored.path,
         )
     lengths = []
     for row, position in enumerate(positions):
         if not 0 <= position < request_lengths[row]:
             raise InputError(
-                f"{stored.path}: tensor {name} must be 0 to {request_lengths[row] - 1} for row "
-                f"{row}, a position in request {row_requests[row]}, got {position}"
+                f"tensor {name} must be 0 to {request_lengths[row] - 1} for row {row}, a position "
+                f"in request {row_requests[row]}, got {position}",
+                source=stored.path,
             )
         lengths.append(position + 1)
     return lengths
@@ -352,7 +346,7 @@ def _integers(source: TensorSource, name: str) -> list[int]:
     stored, numbers = source[name], source.read(name)
     if numbers.is_floating_point() or numbers.dtype == torch.bool:
         raise InputError(
-            f"{stored.path}: tensor {name} must hold integers, got {stored.dtype} "
-            f"{list(stored.shape)}"
+            f"tensor {name} must hold integers, got {stored.dtype} {list(stored.shape)}",
+            source=stored.path,
         )
     return numbers.flatten().tolist()

@@ -1,7 +1,7 @@
 """The processes of a study: ranks of ``torchrun``, and the workers of each on its machine.
 
-Ranks exchange no results, only a word on how it went: through NCCL where every rank has a GPU of
-its own, through gloo otherwise. So the report is the same with either.
+Ranks exchange no results, only whether each step succeeded: through NCCL if every rank has a GPU of
+its own, through gloo otherwise. The report is the same with either.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed
 
 from sdsa_quant.errors import CheckFailedError, SdsaError
 
-from .run import Study, Unit, measure_units, open_study, share_units
+from .work import Study, Unit, measure_units, open_study, share_units
 
 _LONGEST_WAIT = timedelta(days=30)  # for the slowest rank
 _POLL_SECONDS = 1.0
@@ -46,7 +46,7 @@ class Ranks:
         return None if self.count == 1 else str(torch.distributed.get_backend(self._group))
 
     def in_step(self, action: Callable[[], None]) -> None:
-        """Do something, then wait for the other ranks; an error of one is an error of all.
+        """Take a step, then wait for the other ranks; an error of one is an error of all.
 
         Raises
         ------
@@ -86,7 +86,7 @@ def joined_ranks(device: str = "cpu") -> Iterator[Ranks]:
     if count == 1:
         yield Ranks(0, 1)
         return
-    # Gloo works anywhere, and so is what the ranks find out with whether NCCL would.
+    # Gloo works anywhere: with it the ranks find out whether NCCL would.
     torch.distributed.init_process_group("gloo", timeout=_LONGEST_WAIT)
     try:
         yield Ranks(torch.distributed.get_rank(), count, _join_by_nccl(device, count))
@@ -157,7 +157,7 @@ def measure_with_workers(
 def _interrupts_held() -> Iterator[None]:
     """Hold SIGINT back in this thread and, for good, in the processes that are started meanwhile.
 
-    Ctrl-C reaches every process of a terminal, but this one ends its workers by itself.
+    Ctrl-C reaches every process of a terminal, but this process ends its workers itself.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -195,7 +195,7 @@ def _work(inputs: Any, settings: Any, folder: Any, device: str, units: Any, repo
     def advance(cost: int) -> None:
         reports.put(cost)
         if parent is not None and not parent.is_alive():
-            raise SystemExit  # killed: nobody waits for the rest, and the next run does it
+            raise SystemExit  # the parent was killed: the next run measures the rest
 
     try:
         measure_units(open_study(inputs, settings, folder, device), units, advance)

@@ -1,8 +1,8 @@
-"""The work folder of a study: one record for each unit that is done, so that a run can be resumed.
+"""The work folder of a study: a result file for each finished unit, so that a run can be resumed.
 
-A record is a small safetensors file that appears whole or not at all. It holds a `UnitResult`
-bit for bit, so that a report made from records does not depend on which process wrote them, or
-when. Every record carries the fingerprint of its study: those of another one are never read.
+A result file is a small safetensors file that appears whole or not at all. It holds a `UnitResult`
+bit for bit, so a report does not depend on which process wrote the files, or when. Each carries the
+fingerprint of its study: result files of another study are never read.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from typing import Any
 import torch
 
 from sdsa_quant.accuracy.blocks import BlockProfile
-from sdsa_quant.errors import InputError
+from sdsa_quant.errors import Hint, InputError
 from sdsa_quant.files.atomic_file import write_text
 from sdsa_quant.files.safetensors_reader import open_safetensors
 from sdsa_quant.files.safetensors_writer import HeaderEntry, StreamedFile
 
-from .layers import StudyInputs, StudyLayer
+from .inputs import StudyInputs
+from .layers import StudyLayer
 from .settings import StudySettings
 from .unit import UnitResult
 
-RECORD_VERSION = "1"  # raised when a record means something else
+RECORD_VERSION = "1"  # raised when a result file means something else
 
 _DESCRIPTION = "study.json"
 _FINGERPRINT = "fingerprint"
-_RECORDS = "layer-*.request-*.safetensors"
+_RESULT_FILES = "layer-*.request-*.safetensors"
 _DTYPES = {torch.float64: "F64", torch.int64: "I64"}
 
 
 class StudyFolder:
-    """Records of one study in a folder.
+    """Result files of one study in a folder.
 
     Parameters
     ----------
@@ -51,12 +52,12 @@ class StudyFolder:
         self.fingerprint = hashlib.sha256(self._text.encode()).hexdigest()
 
     def prepare(self, *, restart: bool) -> None:
-        """Make the folder, or take up the one of an earlier run of the same study.
+        """Make the folder, or continue in the one of an earlier run of the same study.
 
         Parameters
         ----------
         restart : bool
-            Whether to remove the records of an earlier run, of whatever study.
+            Whether to remove the result files of an earlier run, whatever its study.
 
         Raises
         ------
@@ -66,7 +67,7 @@ class StudyFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be made: {error.strerror}") from None
+            raise InputError(f"cannot be made: {error.strerror}", source=self.path) from None
         description = self.path / _DESCRIPTION
         if description.exists():
             earlier = description.read_text(encoding="utf-8")
@@ -74,29 +75,31 @@ class StudyFolder:
                 return
             if not restart:
                 raise InputError(
-                    f"{self.path}: holds an unfinished study of other inputs or settings "
-                    f"({_difference(earlier, self._text)}); give --force to start over"
+                    f"holds an unfinished study of other inputs or settings "
+                    f"({_difference(earlier, self._text)})",
+                    source=self.path,
+                    hint=Hint("force", "to start over", True),
                 )
             self.remove()
             self.path.mkdir()
         write_text(description, self._text, force=True)
 
     def remove(self) -> None:
-        """Remove the records, the description and the folder, but nothing else that is in it."""
-        for pattern in (_RECORDS, ".layer-*.request-*.partial"):
-            for record in self.path.glob(pattern):
-                record.unlink()
+        """Remove the result files, the description and, if nothing else is in it, the folder."""
+        for pattern in (_RESULT_FILES, ".layer-*.request-*.partial"):
+            for file in self.path.glob(pattern):
+                file.unlink()
         (self.path / _DESCRIPTION).unlink(missing_ok=True)
         if self.path.is_dir() and not any(self.path.iterdir()):
             self.path.rmdir()
 
     def remove_unless_used(self) -> None:
-        """Remove a folder without any record, which no later run could go on from."""
-        if not any(self.path.glob(_RECORDS)):
+        """Remove a folder without any result file: a later run could not go on from it."""
+        if not any(self.path.glob(_RESULT_FILES)):
             self.remove()
 
     def has(self, layer: int, request: int) -> bool:
-        """Whether the unit's record is there."""
+        """Whether the unit is done."""
         return self._path_of(layer, request).exists()
 
     def write(self, layer: int, request: int, result: UnitResult) -> None:
@@ -122,12 +125,16 @@ class StudyFolder:
         Raises
         ------
         ValueError
-            There is no such record, it is damaged, or it is of another study.
+            There is no such result file, it is damaged, or it is of another study.
         """
         path = self._path_of(layer, request)
         with open_safetensors(path) as file:
             if (file.metadata() or {}).get(_FINGERPRINT) != self.fingerprint:
-                raise InputError(f"{path}: is a record of another study; give --force")
+                raise InputError(
+                    "is the result file of another study",
+                    source=path,
+                    hint=Hint("force", "to start over", True),
+                )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return _from_tensors(tensors)
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from sdsa_quant.errors import InputError
 from sdsa_quant.formats.key_formats import KeyFormat, key_format
-from sdsa_quant.formats.transforms import NONE, TransformChoice
+from sdsa_quant.formats.transforms import TransformChoice
 from sdsa_quant.layout import DEFAULT_SOFTMAX_SCALE, DEFAULT_TOP_K
 
-DEFAULT_FORMATS = ("nvfp4", "nvfp4-mixed", "nvfp4-4over6", "mxfp4", "fp8")
+from .inputs import DEFAULT_FORMATS
+from .results import SettingInfo, setting_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,12 @@ class Setting:
     @property
     def label(self) -> str:
         """Short name for tables and plots: ``nvfp4``, or ``nvfp4, center + hadamard``."""
-        label = self.transform.label
-        return self.format.name if label == NONE else f"{self.format.name}, {label}"
+        return setting_label(self.format.name, self.transform.label)
+
+    @property
+    def info(self) -> SettingInfo:
+        """The setting as a report names it."""
+        return SettingInfo(self.format.name, self.transform.label, self.format.bytes_per_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class StudySettings:
     def __post_init__(self) -> None:
         for name, items in (("formats", self.formats), ("transforms", self.transforms)):
             if not items or len(set(items)) != len(items):
-                raise InputError(f"{name} must be given, each once, got {items}")
+                raise InputError(f"must be given, each once, got {items}", argument=name)
         for name in self.formats:
             key_format(name)
         if (
@@ -49,9 +54,11 @@ class StudySettings:
             or any(k < 1 for k in self.top_k)
             or len(set(self.top_k)) < len(self.top_k)
         ):
-            raise InputError(f"top-k must be distinct numbers from 1, got {self.top_k}")
+            raise InputError(f"must be distinct numbers from 1, got {self.top_k}", argument="top_k")
         if not (self.softmax_scale > 0 and math.isfinite(self.softmax_scale)):
-            raise InputError(f"softmax scale must be positive and finite, got {self.softmax_scale}")
+            raise InputError(
+                f"must be positive and finite, got {self.softmax_scale}", argument="softmax_scale"
+            )
 
     @property
     def settings(self) -> tuple[Setting, ...]:

@@ -10,72 +10,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 import torch
 
 from sdsa_quant.formats.transforms import NONE
 
+from .results import Difference, Evidence, Suggestion, Suggestions
 from .settings import Setting
 from .summary import StudySummary
 
-BASELINE = "bf16"  # what the others are measured against, and no suggestion itself
-STANDARD_ERRORS = 2.0
+BASELINE = "bf16"  # what the others are measured against, and never suggested itself
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Recall of one setting less that of another, over the same rows."""
-
-    mean: float
-    standard_error: float | None  # None for a single row
-    rows_better: int
-    rows_worse: int
-    rows: int
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether the mean is more than two standard errors from zero."""
-        return self.standard_error is not None and (
-            abs(self.mean) > STANDARD_ERRORS * self.standard_error
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What a setting gains over the plain one of its size."""
-
-    plain: Setting
-    gain: Difference
-    layers_better: int  # layers whose mean recall@k is above that of `plain`
-    layers_worse: int
-
-
-@dataclass(frozen=True, slots=True)
-class Suggestion:
-    """The setting to take at one size, and why."""
-
-    bytes_per_key: int
-    candidates: int  # settings of this size
-    setting: Setting
-    k: int
-    recall: float  # mean recall@k of its rows longer than k
-    best: Setting  # of the highest mean recall at this size; may be the same
-    evidence: Evidence | None  # None where the suggestion is the plain setting, or there is none
-
-
-def suggest(summary: StudySummary) -> tuple[int | None, tuple[Suggestion, ...]]:
+def suggest(summary: StudySummary) -> Suggestions:
     """The k that the suggestions go by, and one suggestion for each size, smallest first.
 
     The k is the largest that most rows are longer than; without any such k there is no suggestion.
     """
-    place = _telling_k(summary)
-    if place is None:
-        return None, ()
-    k = summary.settings.top_k[place]
+    k_index = _telling_k(summary)
+    if k_index is None:
+        return Suggestions(None, ())
+    k = summary.settings.top_k[k_index]
     telling = summary.row_lengths > k
-    recalls = summary.row_recalls[:, telling, place]
+    recalls = summary.row_recalls[:, telling, k_index]
     settings = summary.settings.settings
     valid = [
         index
@@ -86,24 +44,24 @@ def suggest(summary: StudySummary) -> tuple[int | None, tuple[Suggestion, ...]]:
     suggestions = [
         _suggest_one(
             summary,
-            place,
+            k_index,
             [index for index in valid if settings[index].format.bytes_per_key == size],
             recalls,
         )
         for size in sizes
     ]
-    return k, tuple(suggestions)
+    return Suggestions(k, tuple(suggestions))
 
 
 def _telling_k(summary: StudySummary) -> int | None:
     counts = [int((summary.row_lengths > k).sum()) for k in summary.settings.top_k]
     most = summary.row_lengths.shape[0] / 2
-    places = [place for place, count in enumerate(counts) if count > most]
-    return max(places, key=lambda place: summary.settings.top_k[place], default=None)
+    indices = [index for index, count in enumerate(counts) if count > most]
+    return max(indices, key=lambda index: summary.settings.top_k[index], default=None)
 
 
 def _suggest_one(
-    summary: StudySummary, place: int, candidates: Sequence[int], recalls: torch.Tensor
+    summary: StudySummary, k_index: int, candidates: Sequence[int], recalls: torch.Tensor
 ) -> Suggestion:
     settings = summary.settings.settings
     means = {index: fmean(recalls[index].tolist()) for index in candidates}
@@ -116,13 +74,13 @@ def _suggest_one(
     )
     plain = next((index for index in candidates if _steps(settings[index]) == 0), chosen)
     return Suggestion(
+        format=settings[chosen].format.name,
+        transform=settings[chosen].transform.label,
         bytes_per_key=settings[chosen].format.bytes_per_key,
         candidates=len(candidates),
-        setting=settings[chosen],
-        k=summary.settings.top_k[place],
         recall=means[chosen],
-        best=settings[best],
-        evidence=None if plain == chosen else _evidence(summary, place, chosen, plain, recalls),
+        best=settings[best].info,
+        evidence=None if plain == chosen else _evidence(summary, k_index, chosen, plain, recalls),
     )
 
 
@@ -133,18 +91,20 @@ def _steps(setting: Setting) -> int:
 
 
 def _evidence(
-    summary: StudySummary, place: int, chosen: int, plain: int, recalls: torch.Tensor
+    summary: StudySummary, k_index: int, chosen: int, plain: int, recalls: torch.Tensor
 ) -> Evidence:
     differences = []
     for of_layer in summary.by_layer:
         ours, theirs = (
-            of_layer[index].accuracy.top_k[place].recall.mean for index in (chosen, plain)
+            of_layer[index].accuracy.top_k[k_index].recall.mean for index in (chosen, plain)
         )
         if ours is not None and theirs is not None:
             differences.append(ours - theirs)
+    gain = paired_difference(recalls[chosen], recalls[plain])
     return Evidence(
-        plain=summary.settings.settings[plain],
-        gain=paired_difference(recalls[chosen], recalls[plain]),
+        plain=summary.settings.settings[plain].info,
+        gain=gain,
+        is_clear=gain.is_clear,
         layers_better=sum(difference > 0 for difference in differences),
         layers_worse=sum(difference < 0 for difference in differences),
     )

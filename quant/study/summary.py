@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
 
 import torch
@@ -17,70 +17,24 @@ from sdsa_quant.accuracy.blocks import BlockProfile
 from sdsa_quant.accuracy.summary import Accuracy, summarize_accuracy
 from sdsa_quant.layout import DIM
 
-from .rows import lengths, recall_column, unpack_rows
-from .run import Study
-from .settings import Setting, StudySettings
-from .unit import ERROR_BINS, UnitResult
+from .results import BlockCounts, BlockResult, LayerInfo, LengthBin, SettingResult
+from .settings import StudySettings
+from .unit import ERROR_BINS, UnitResult, lengths, recall_column, unpack_rows
+from .work import Study
 
 # Recall this many standard errors above chance, at least, is better than chance.
 CHANCE_STANDARD_ERRORS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class LengthBin:
-    """Recall of the rows whose lengths lie in a range."""
-
-    shortest: int  # keys, inclusive
-    longest: int
-    rows: int
-    recall: tuple[float, ...]  # mean, by k
-
-
-@dataclass(frozen=True, slots=True)
-class SettingResult:
-    """One setting over one layer, or over all of them."""
-
-    layer: str | None  # None: all layers
-    setting: Setting
-    accuracy: Accuracy
-    worst_layers: tuple[str | None, ...]  # by k: the layer of the row with the least recall
-    no_better_than_chance: tuple[bool | None, ...]  # by k; None where no row is longer than k
-    by_length: tuple[LengthBin, ...]
-    error_counts: tuple[int, ...]  # see study_unit.count_errors
-    key_error: float | None  # relative L2 error of the keys
-    channel_errors: tuple[float, ...] | None  # RMS error of each channel over the RMS of all values
-
-
-@dataclass(frozen=True, slots=True)
-class TransformResult:
-    """What one transform made of one layer's keys, or of all layers'."""
-
-    layer: str | None
-    transform: str
-    gain: float | None  # None where it is not the same for all layers
-    profile: BlockProfile
-
-
-@dataclass(frozen=True, slots=True)
-class LayerInfo:
-    """Sizes of one layer."""
-
-    name: str
-    query_name: str
-    requests: int
-    keys: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class StudySummary:
-    """Everything that a report is made of."""
+    """Everything that a report is made of, and the rows that suggestions go by."""
 
     settings: StudySettings
     layers: tuple[LayerInfo, ...]
     overall: tuple[SettingResult, ...]  # by setting
     by_layer: tuple[tuple[SettingResult, ...], ...]  # by layer, then by setting
-    transforms: tuple[TransformResult, ...]  # all layers first, then by layer
+    blocks: tuple[BlockResult, ...]  # all layers first, then by layer
     row_recalls: torch.Tensor  # float64 [settings, rows, k], NaN where not measured
     row_lengths: torch.Tensor  # float64 [rows]
 
@@ -126,11 +80,11 @@ def summarize_study(study: Study) -> StudySummary:
     """
     settings = study.settings
     whole = _Totals(settings)
-    layers, by_layer, transforms = [], [], []
-    for place, layer in enumerate(study.layers):
+    layers, by_layer, blocks = [], [], []
+    for index, layer in enumerate(study.layers):
         totals = _Totals(settings)
         for request in range(layer.requests):
-            unit = study.folder.read(place, request)
+            unit = study.folder.read(index, request)
             totals.add(unit)
             whole.add(unit)
         layers.append(
@@ -143,25 +97,30 @@ def summarize_study(study: Study) -> StudySummary:
             )
         )
         by_layer.append(_setting_results(layer.name, totals, settings, ()))
-        transforms += _transform_results(layer.name, totals, settings)
+        blocks += _block_results(layer.name, totals, settings)
     rows = whole.all_rows()
-    recall_columns = [recall_column(place) for place in range(len(settings.top_k))]
+    recall_columns = [recall_column(index) for index in range(len(settings.top_k))]
     return StudySummary(
         settings=settings,
         layers=tuple(layers),
         overall=_setting_results(None, whole, settings, by_layer),
         by_layer=tuple(by_layer),
-        transforms=(*_transform_results(None, whole, settings), *transforms),
+        blocks=(*_block_results(None, whole, settings), *blocks),
         row_recalls=rows[:, :, recall_columns],
         row_lengths=lengths(rows[0]),
     )
 
 
-def _transform_results(
+def _block_results(
     layer: str | None, totals: _Totals, settings: StudySettings
-) -> list[TransformResult]:
+) -> list[BlockResult]:
     return [
-        TransformResult(layer, choice.label, min(gains) if len(gains) == 1 else None, profile)
+        BlockResult(
+            layer=layer,
+            transform=choice.label,
+            gain=min(gains) if len(gains) == 1 else None,
+            profile=BlockCounts(**asdict(profile)),
+        )
         for choice, gains, profile in zip(
             settings.transforms, totals.gains, totals.profiles, strict=True
         )
@@ -176,23 +135,25 @@ def _setting_results(
 ) -> tuple[SettingResult, ...]:
     rows = totals.all_rows()
     results = []
-    for place, setting in enumerate(settings.settings):
-        accuracy = summarize_accuracy(unpack_rows(rows[place], settings.top_k), settings.top_k)
-        of_layers = [results_of_layer[place] for results_of_layer in by_layer]
+    for index, setting in enumerate(settings.settings):
+        accuracy = summarize_accuracy(unpack_rows(rows[index], settings.top_k), settings.top_k)
+        of_layers = [results_of_layer[index] for results_of_layer in by_layer]
         results.append(
             SettingResult(
                 layer=layer,
-                setting=setting,
+                format=setting.format.name,
+                transform=setting.transform.label,
+                bytes_per_key=setting.format.bytes_per_key,
                 accuracy=accuracy,
                 worst_layers=_worst_layers(layer, accuracy, of_layers),
                 no_better_than_chance=tuple(
-                    _no_better_than_chance(rows[place], k, recall_column(index))
-                    for index, k in enumerate(settings.top_k)
+                    _no_better_than_chance(rows[index], k, recall_column(k_index))
+                    for k_index, k in enumerate(settings.top_k)
                 ),
-                by_length=_by_length(rows[place], settings.top_k),
-                error_counts=tuple(totals.error_counts[place].tolist()),
-                key_error=_key_error(totals, place),
-                channel_errors=_channel_errors(totals, place),
+                by_length=_by_length(rows[index], settings.top_k),
+                key_error=_key_error(totals, index),
+                channel_errors=_channel_errors(totals, index),
+                error_counts=tuple(totals.error_counts[index].tolist()),
             )
         )
     return tuple(results)
@@ -254,15 +215,15 @@ def _by_length(rows: torch.Tensor, top_k: Sequence[int]) -> tuple[LengthBin, ...
     return tuple(bins)
 
 
-def _key_error(totals: _Totals, place: int) -> float | None:
+def _key_error(totals: _Totals, setting: int) -> float | None:
     squares = math.fsum(totals.channel_squares.tolist())
-    if not squares:
-        return None
-    return math.sqrt(math.fsum(totals.channel_errors[place].tolist()) / squares)
+    errors = math.fsum(totals.channel_errors[setting].tolist())
+    # Keys whose squares are beyond float32 leave it undefined, as zeros do.
+    return math.sqrt(errors / squares) if squares and math.isfinite(errors / squares) else None
 
 
-def _channel_errors(totals: _Totals, place: int) -> tuple[float, ...] | None:
+def _channel_errors(totals: _Totals, setting: int) -> tuple[float, ...] | None:
     squares = math.fsum(totals.channel_squares.tolist()) / DIM
-    if not squares:
+    if _key_error(totals, setting) is None:
         return None
-    return tuple(math.sqrt(error / squares) for error in totals.channel_errors[place].tolist())
+    return tuple(math.sqrt(error / squares) for error in totals.channel_errors[setting].tolist())

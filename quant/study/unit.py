@@ -1,6 +1,6 @@
 """One unit of a study: one request of one layer, every setting, in bounded memory.
 
-Query rows are taken a piece at a time and keys a part at a time; a part is transformed once for
+Query rows are taken a chunk at a time and keys a part at a time; a part is transformed once for
 every format and encoded once for the formats that store the same bytes:
 
     keys ── transform ──┬── encode ── decode ──┬── x query rows ── scores [formats, rows, keys]
@@ -9,34 +9,44 @@ every format and encoded once for the formats that store the same bytes:
 Scores are dot products of the decoded vectors in float64, rounded to float32 once, so that they
 show what the format does and nothing of how a kernel adds. Errors by channel are measured between
 the original keys and the decoded ones with the transform undone.
+
+The accuracy of rows is kept as columns of one float64 tensor: compact, and stored to the bit. NaN
+stands for what a row leaves undefined.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from sdsa_quant.accuracy.baseline import baseline_scores
 from sdsa_quant.accuracy.blocks import BlockProfile, profile_blocks
-from sdsa_quant.accuracy.metrics import RowAccuracy, RowBaseline
+from sdsa_quant.accuracy.metrics import RowAccuracy, RowBaseline, TopKAccuracy
 from sdsa_quant.formats.key_formats import KeyFormat
 from sdsa_quant.formats.transforms import KeyTransform, fit_transforms
 from sdsa_quant.layout import DIM
 
 from .layers import StudyLayer
-from .rows import pack_rows
 from .settings import StudySettings
 
-SCORE_BUDGET_BYTES = 256 << 20  # of all that is kept by score, for the rows of one piece
+SCORE_BUDGET_BYTES = 256 << 20  # of all that is kept by score, for the rows of one chunk
 _BASELINE_BYTES = 4 + 3 * 8  # of a baseline score, as float32 and in a RowBaseline
 
 # Score errors, as multiples of the standard deviation of the row's baseline scores, are counted in
 # steps of 1/64 from -1 to 1; what lies outside is counted in the outer bins.
 ERROR_STEPS = 64
 ERROR_BINS = 2 * ERROR_STEPS
+
+# Columns of a row, by the names that they have in `RowAccuracy`; then for each k those of its
+# `TopKAccuracy`.
+_COUNTS = ("row", "request", "length", "nonfinite_scores", "nonfinite_baseline")
+_MEASURES = ("relative_l2", "max_abs", "cosine", "spearman")
+_BY_K = ("recall", "mass", "same_scores", "same_set", "ties_left_out")
 
 LayerTransforms = tuple[KeyTransform, ...]  # one for each of the settings' transforms
 
@@ -45,7 +55,7 @@ LayerTransforms = tuple[KeyTransform, ...]  # one for each of the settings' tran
 class UnitResult:
     """What was measured of one request of one layer."""
 
-    rows: torch.Tensor  # float64 [settings, rows, columns], see study_rows
+    rows: torch.Tensor  # float64 [settings, rows, columns], see `pack_rows`
     error_counts: torch.Tensor  # int64 [settings, ERROR_BINS]
     channel_errors: torch.Tensor  # float64 [settings, 128], sums of squares
     channel_squares: torch.Tensor  # float64 [128], sums of squares of the keys
@@ -85,18 +95,18 @@ def measure_unit(
     """
     unit = _Unit(layer, request, settings, transforms, torch.device(device))
     rows = layer.request_rows[request]
-    # Without query rows there is one piece all the same, for what concerns keys alone.
-    for start in range(0, max(len(rows), 1), unit.rows_per_piece):
-        unit.measure_piece(rows[start : start + unit.rows_per_piece], first=start == 0)
+    # Without query rows there is one chunk all the same, for what concerns keys alone.
+    for start in range(0, max(len(rows), 1), unit.rows_per_chunk):
+        unit.measure_chunk(rows[start : start + unit.rows_per_chunk], first=start == 0)
     return unit.result()
 
 
 @dataclass(frozen=True, slots=True)
 class _Codec:
-    """Formats that store keys alike, with their places among the settings' formats."""
+    """Formats that store keys alike, with their indices among the settings' formats."""
 
     format: KeyFormat
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
 
 
 class _Unit:
@@ -126,13 +136,13 @@ class _Unit:
         self._profiles = [BlockProfile() for _ in settings.transforms]
 
     @property
-    def rows_per_piece(self) -> int:
+    def rows_per_chunk(self) -> int:
         """Query rows that fit into the score budget at once."""
         row_bytes = (4 * len(self._formats) + _BASELINE_BYTES) * max(self._length, 1)
         return max(1, SCORE_BUDGET_BYTES // row_bytes)
 
-    def measure_piece(self, rows: Sequence[int], *, first: bool) -> None:
-        """Measure some query rows; keys alone are measured with the first piece."""
+    def measure_chunk(self, rows: Sequence[int], *, first: bool) -> None:
+        """Measure some query rows; keys alone are measured with the first chunk."""
         query = self._layer.read_query(rows).to(self._device)
         baseline = baseline_scores(query, self._layer.read_keys, self._request, self._length)
         if first:
@@ -147,22 +157,22 @@ class _Unit:
             )
             for row, scores in zip(rows, baseline, strict=True)
         ]
-        for place in range(len(self._transforms)):
-            scores = self._score(place, query, first=first)
-            for format_place, row_place in itertools.product(
+        for transform_index in range(len(self._transforms)):
+            scores = self._score(transform_index, query, first=first)
+            for format_index, row_index in itertools.product(
                 range(len(self._formats)), range(len(rows))
             ):
                 self._measure_row(
-                    place * len(self._formats) + format_place,
-                    rows[row_place],
-                    scores[format_place, row_place],
-                    baseline[row_place],
-                    baselines[row_place],
+                    transform_index * len(self._formats) + format_index,
+                    rows[row_index],
+                    scores[format_index, row_index],
+                    baseline[row_index],
+                    baselines[row_index],
                 )
 
-    def _score(self, place: int, query: torch.Tensor, *, first: bool) -> torch.Tensor:
+    def _score(self, index: int, query: torch.Tensor, *, first: bool) -> torch.Tensor:
         """float32 ``[formats, rows, keys]`` of one transform, on the scale of the baseline."""
-        transform = self._transforms[place]
+        transform = self._transforms[index]
         transformed_query = transform.apply_query(query)
         wide_queries = [
             _stored_query(key_format, transformed_query).double() for key_format in self._formats
@@ -175,24 +185,24 @@ class _Unit:
             keys = part.to(self._device)
             transformed = transform.apply_keys(keys)
             if first:
-                self._profiles[place] += profile_blocks(transformed)
+                self._profiles[index] += profile_blocks(transformed)
             for codec in self._codecs:
                 decoded = codec.format.round_trip(transformed)
                 if first:
-                    self._add_channel_errors(place, codec, keys, transform.restore_keys(decoded))
+                    self._add_channel_errors(index, codec, keys, transform.restore_keys(decoded))
                 wide_keys = decoded.double().T
-                for format_place in codec.places:
-                    products = wide_queries[format_place] @ wide_keys
+                for format_index in codec.indices:
+                    products = wide_queries[format_index] @ wide_keys
                     products.div_(transform.gain).add_(shifts)
-                    scores[format_place, :, start : start + keys.shape[0]] = products
+                    scores[format_index, :, start : start + keys.shape[0]] = products
         return scores
 
     def _add_channel_errors(
-        self, place: int, codec: _Codec, keys: torch.Tensor, restored: torch.Tensor
+        self, index: int, codec: _Codec, keys: torch.Tensor, restored: torch.Tensor
     ) -> None:
         errors = (restored - keys).square_().sum(0, dtype=torch.float64)
-        for format_place in codec.places:
-            self._channel_errors[place * len(self._formats) + format_place] += errors
+        for format_index in codec.indices:
+            self._channel_errors[index * len(self._formats) + format_index] += errors
 
     def _measure_row(
         self,
@@ -222,10 +232,10 @@ class _Unit:
 
 
 def _distinct_codecs(formats: Sequence[KeyFormat]) -> list[_Codec]:
-    places: dict[object, list[int]] = {}
-    for place, key_format in enumerate(formats):
-        places.setdefault((key_format.encode, key_format.decode), []).append(place)
-    return [_Codec(formats[same[0]], tuple(same)) for same in places.values()]
+    alike: dict[object, list[int]] = {}
+    for index, key_format in enumerate(formats):
+        alike.setdefault((key_format.encode, key_format.decode), []).append(index)
+    return [_Codec(formats[same[0]], tuple(same)) for same in alike.values()]
 
 
 def _stored_query(key_format: KeyFormat, query: torch.Tensor) -> torch.Tensor:
@@ -247,3 +257,63 @@ def count_errors(scores: torch.Tensor, baseline: torch.Tensor) -> torch.Tensor:
     steps = errors.div_(deviation).nan_to_num_(nan=0.0).mul_(ERROR_STEPS).floor_()
     bins = steps.clamp_(-ERROR_STEPS, ERROR_STEPS - 1).long().add_(ERROR_STEPS)
     return torch.bincount(bins, minlength=ERROR_BINS)
+
+
+def columns(top_k: Sequence[int]) -> int:
+    """Number of columns of a row."""
+    return recall_column(len(top_k))
+
+
+def recall_column(index: int) -> int:
+    """Column of the recall of the k at `index`; NaN where the row was not measured."""
+    return len(_COUNTS) + len(_MEASURES) + index * len(_BY_K)
+
+
+def lengths(rows: torch.Tensor) -> torch.Tensor:
+    """float64 ``[..]`` lengths of rows ``[.., columns]``."""
+    return rows[..., _COUNTS.index("length")]
+
+
+def pack_rows(rows: Iterable[RowAccuracy], top_k: Sequence[int]) -> torch.Tensor:
+    """float64 ``[rows, columns]``: the counts, the measures, then those of each k."""
+    width = columns(top_k)
+    numbers = [_numbers(row, width) for row in rows]
+    return torch.tensor(numbers, dtype=torch.float64).view(len(numbers), width)
+
+
+def _numbers(row: RowAccuracy, width: int) -> list[float]:
+    values = [getattr(row, name) for name in (*_COUNTS, *_MEASURES)]
+    values += [getattr(each, name) for each in row.top_k for name in _BY_K]
+    numbers = [math.nan if value is None else float(value) for value in values]
+    return numbers + [math.nan] * (width - len(numbers))
+
+
+def unpack_rows(rows: torch.Tensor, top_k: Sequence[int]) -> list[RowAccuracy]:
+    """Undo `pack_rows`, the same bits."""
+    return [_row(numbers, top_k) for numbers in rows.tolist()]
+
+
+def _row(numbers: Sequence[float], top_k: Sequence[int]) -> RowAccuracy:
+    values: dict[str, Any] = dict(zip(_COUNTS, map(int, numbers), strict=False))
+    for name, value in zip(_MEASURES, numbers[len(_COUNTS) :], strict=False):
+        values[name] = None if math.isnan(value) else value
+    row = RowAccuracy(**values)
+    if not row.valid or not row.length:
+        return row
+    by_k = [_top_k(numbers[recall_column(i) :], k, row.length) for i, k in enumerate(top_k)]
+    return replace(row, top_k=tuple(by_k))
+
+
+def _top_k(numbers: Sequence[float], k: int, length: int) -> TopKAccuracy:
+    recall, mass, same_scores, same_set, ties_left_out = numbers[: len(_BY_K)]
+    kept = min(k, length)
+    return TopKAccuracy(
+        k=k,
+        kept=kept,
+        recall=recall,
+        mass=mass,
+        chance=kept / length,
+        same_scores=bool(same_scores),
+        same_set=bool(same_set),
+        ties_left_out=int(ties_left_out),
+    )

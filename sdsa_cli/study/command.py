@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from sdsa_cli.json_documents import strict_json
 from sdsa_cli.options import (
     DeviceOption,
     ForceFlag,
@@ -28,20 +27,15 @@ from sdsa_cli.score.inputs import (
     parse_numbers,
     parse_top_k,
 )
-from sdsa_quant.errors import SdsaError
+from sdsa_quant.study.inputs import DEFAULT_FORMATS
+from sdsa_quant.study.report import REPORT_NAME
 
-from .document import COMMAND as COMMAND
-from .document import REPORT_NAME, Document, study_document
 from .limits import check_limits, check_validity, parse_limits
 from .pages import CSV_NAME, HTML_NAME, write_pages
 from .plots import require_matplotlib
 from .tables import study_tables
 
-if TYPE_CHECKING:
-    from sdsa_quant.study.layers import StudyInputs
-    from sdsa_quant.study.run import Study
-    from sdsa_quant.study.settings import StudySettings
-
+COMMAND = "study"
 EXAMPLES = examples(
     "sdsa study keys.safetensors queries.safetensors -o report --lengths lengths",
     "sdsa study capture/ capture/ -o layers --formats nvfp4,fp8 --rotate none,hadamard",
@@ -49,8 +43,7 @@ EXAMPLES = examples(
     "sdsa study capture/ capture/ -o checked --no-plots --fail-below recall@2048.p1=0.95",
     "torchrun --nproc-per-node 8 -m sdsa_cli study capture/ capture/ -o layers",
 )
-WORK_FOLDER = "work"
-_MOST_WORKERS = 8  # unless asked for more: each takes a few hundred MB
+_PROGRESS_STEPS = 1000
 
 
 def study(
@@ -63,7 +56,7 @@ def study(
     ],
     queries: Annotated[
         Path,
-        typer.Argument(metavar="QUERIES", help="Query rows, likewise; may be the same files."),
+        typer.Argument(metavar="QUERIES", help="Query rows, likewise; both may be the same files."),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the report goes.")
@@ -134,19 +127,20 @@ def study(
         typer.Option(
             "--formats",
             metavar="LIST",
-            show_default="all but bf16",
-            help="Of bf16, nvfp4, nvfp4-mixed (BF16 queries), nvfp4-4over6, mxfp4, fp8.",
+            show_default="all except bf16",
+            help="Formats to compare: bf16, nvfp4, nvfp4-mixed (BF16 queries), nvfp4-4over6, "
+            "mxfp4, fp8.",
         ),
-    ] = "nvfp4,nvfp4-mixed,nvfp4-4over6,mxfp4,fp8",
+    ] = ",".join(DEFAULT_FORMATS),
     rotate: Annotated[
-        str, typer.Option("--rotate", metavar="LIST", help="Of none, hadamard.")
+        str, typer.Option("--rotate", metavar="LIST", help="Rotations to try: none, hadamard.")
     ] = "none",
     gain: Annotated[
         str,
         typer.Option(
             "--gain",
             metavar="LIST",
-            help="Of none, auto, or powers of two to multiply keys by: 64, 2^-3.",
+            help="Gains to try: none, auto, or powers of two to multiply keys by: 64, 2^-3.",
         ),
     ] = "none",
     center: Annotated[
@@ -154,8 +148,8 @@ def study(
         typer.Option(
             "--center",
             metavar="LIST",
-            help="Of none, channel: subtract each layer's mean key, which shifts all scores of a "
-            "row alike and changes no ranking by itself.",
+            help="Centers to try: none, channel. Channel subtracts each layer's mean key, which "
+            "shifts all scores of a row alike and by itself changes no ranking.",
         ),
     ] = "none",
     top_k: Annotated[
@@ -191,109 +185,62 @@ def study(
 
     Every combination of the listed formats and transforms is measured against the unquantized keys.
     The folder gets report.json, report.csv, report.html and pictures. A study that was interrupted
-    continues where it was when the same command is run again. The result is the same to the bit,
-    but for the time it took, however often that happens and for any number of processes, under
-    torchrun too.
+    continues when the same command is run again. Results are bit-identical, except for the recorded
+    time, however often a run is interrupted and however many processes share it.
     """
-    from sdsa_quant.study.layers import StudyInputs
-
-    settings = _settings(formats, rotate, gain, center, top_k, softmax_scale)
-    limits = parse_limits(fail_below or (), settings.top_k)
-    inputs = StudyInputs(
-        keys=keys,
-        queries=queries,
-        keys_pattern=keys_pattern,
-        queries_pattern=query_name,
-        lengths=lengths,
-        rows_per_group=at_least_one("--rows-per-group", rows_per_group),
-        requests=None if requests is None else tuple(parse_numbers(requests)) or requests,
-        causal=causal,
-        positions=positions,
-    )
+    top_k_numbers = parse_top_k(top_k)
+    limits = parse_limits(fail_below or (), top_k_numbers)
     if plots:
         require_matplotlib()
     _check_outputs(output, (keys, queries), force=force)
+    from sdsa_quant.study import run
+
     sink = Output(as_json=as_json)
-    document = run_study(
-        inputs,
-        settings,
-        output,
-        device=_device_of_rank(choose_device(device)),
-        workers=at_least_one("--workers", workers),
-        plots=plots,
-        force=force,
-        sink=sink,
-    )
-    if document is None:
-        return
-    sink.document(document)
-    sink.result(*study_tables(document), "", f"Report: {output / 'report.html'}")
-    check_validity(document)
-    check_limits(document, limits)
-
-
-def run_study(
-    inputs: StudyInputs,
-    settings: StudySettings,
-    output: Path,
-    *,
-    device: str,
-    workers: int | None,
-    plots: bool,
-    force: bool,
-    sink: Output,
-) -> Document | None:
-    """Measure, reduce and write a report; None on the ranks that only measure."""
-    from sdsa_quant.study.ranks import joined_ranks, measure_with_workers
-    from sdsa_quant.study.run import open_study, share_units
-
-    started = time.monotonic()
-    study = open_study(inputs, settings, output / WORK_FOLDER, device)
-    with folders_made([study.folder.path]), joined_ranks(device) as ranks:
-        ranks.in_step(lambda: study.folder.prepare(restart=force) if ranks.is_first else None)
-        units = share_units(study.units(), ranks.rank, ranks.count)
-        processes = workers or _default_workers(ranks.count, device)
-
-        def measure() -> None:
-            cost = sum(unit.cost for unit in units)
-            with sink.progress("measuring", cost if ranks.is_first else 0) as advance:
-                measure_with_workers(study, units, processes, advance)
-
-        try:
-            ranks.in_step(measure)
-        except SdsaError:
-            if ranks.is_first:  # by now no rank is at work
-                study.folder.remove_unless_used()
-            raise
-        if not ranks.is_first:
-            return None
-        document = _write_report(
-            study,
+    with folders_made([output / REPORT_NAME]), _progress(sink) as progress:
+        report = run(
+            keys,
+            queries,
             output,
-            timing={
-                "seconds": time.monotonic() - started,
-                "ranks": ranks.count,
-                "joined_by": ranks.joined_by,
-                "workers": processes,
-            },
-            plots=plots,
+            keys_pattern=keys_pattern,
+            queries_pattern=query_name,
+            lengths=lengths,
+            rows_per_group=at_least_one("--rows-per-group", rows_per_group),
+            requests=None if requests is None else parse_numbers(requests) or requests,
+            causal=causal,
+            positions=positions,
+            formats=_listed(formats),
+            rotate=_listed(rotate),
+            gain=_listed(gain),
+            center=_listed(center),
+            top_k=top_k_numbers,
+            softmax_scale=choose_softmax_scale(softmax_scale),
+            device=choose_device(device),
+            workers=at_least_one("--workers", workers),
+            force=force,
+            progress=progress,
         )
-    study.folder.remove()
-    return document
+    if os.environ.get("RANK", "0") != "0":
+        return  # another process of torchrun writes and prints
+    write_pages(output, report, with_plots=plots)
+    sink.document(report)
+    sink.result(*study_tables(report), "", f"Report: {output / HTML_NAME}")
+    check_validity(report)
+    check_limits(report, limits)
 
 
-def _write_report(study: Study, output: Path, *, timing: Document, plots: bool) -> Document:
-    import json
+@contextmanager
+def _progress(sink: Output) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar as `run` reports to it."""
+    with sink.progress("measuring", _PROGRESS_STEPS) as advance:
+        shown = 0
 
-    from sdsa_quant.files.atomic_file import write_text
-    from sdsa_quant.study.summary import summarize_study
+        def show(done: int, total: int) -> None:
+            nonlocal shown
+            steps = _PROGRESS_STEPS * done // max(total, 1)
+            advance(steps - shown)
+            shown = steps
 
-    text = strict_json(study_document(study, summarize_study(study), timing))
-    write_text(output / REPORT_NAME, text + "\n", force=True)
-    # What the pages are made from is what the file holds, so that `sdsa report` makes the same.
-    document: Document = json.loads(text)
-    write_pages(output, document, with_plots=plots)
-    return document
+        yield show
 
 
 def _check_outputs(folder: Path, inputs: Sequence[Path], *, force: bool) -> None:
@@ -302,39 +249,5 @@ def _check_outputs(folder: Path, inputs: Sequence[Path], *, force: bool) -> None
     refuse_inputs([folder / CSV_NAME, folder / HTML_NAME], inputs)
 
 
-def _settings(
-    formats: str,
-    rotate: str,
-    gain: str,
-    center: str,
-    top_k: str,
-    softmax_scale: float | None,
-) -> StudySettings:
-    from sdsa_quant.study.settings import StudySettings, transform_choices
-
-    return StudySettings(
-        formats=_listed(formats),
-        transforms=transform_choices(_listed(rotate), _listed(gain), _listed(center)),
-        top_k=parse_top_k(top_k),
-        softmax_scale=choose_softmax_scale(softmax_scale),
-    )
-
-
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
-
-
-def _device_of_rank(device: str) -> str:
-    """``cuda`` under torchrun is a device by the process's own number on its machine."""
-    rank = os.environ.get("LOCAL_RANK")
-    if device != "cuda" or rank is None:
-        return device
-    import torch
-
-    return f"cuda:{int(rank) % torch.cuda.device_count()}"
-
-
-def _default_workers(ranks: int, device: str) -> int:
-    if ranks > 1 or device != "cpu":
-        return 1
-    return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sdsa_cli.json_documents import command_document
 from sdsa_cli.options import JsonFlag, examples
 from sdsa_cli.output import Output, table
 from sdsa_quant.errors import CheckFailedError, InputError
+from sdsa_quant.files.typed_json import to_json
 
-from .document import Document, read_document, setting_label
+if TYPE_CHECKING:
+    from sdsa_quant.accuracy.summary import Statistic
+    from sdsa_quant.study.report import StudyReport
 
 COMMAND = "compare"
 EXAMPLES = examples(
     "sdsa compare before/report.json after/report.json",
     "sdsa compare before/ after/ --tolerance 0.005",
 )
-_STATISTICS = ("mean", "p1", "minimum")
+_STATISTICS: tuple[Statistic, ...] = ("mean", "p1", "minimum")
 _CHANGES_SHOWN = 40
 _SETTINGS_NAMED = 6
 _BEYOND = " *"
@@ -53,7 +55,7 @@ class Change:
         return self.after - self.before
 
     @property
-    def direction(self) -> str:
+    def direction(self) -> Literal["better", "worse", "new", "gone"]:
         """``better``, ``worse``, ``new`` or ``gone``."""
         if self.before is None:
             return "new"
@@ -62,11 +64,63 @@ class Change:
         return "better" if self.after > self.before else "worse"
 
 
+@dataclass(frozen=True, slots=True)
+class ReportedChange:
+    """A change in the document of a comparison."""
+
+    layer: str | None
+    """The layer; null for all layers."""
+
+    setting: str
+    """The setting's short name."""
+
+    measure: str
+    """What changed, such as ``recall@64.mean``."""
+
+    before: float | None
+    """Its value in A; null if A does not have it."""
+
+    after: float | None
+    """Its value in B; null if B does not have it."""
+
+    direction: Literal["better", "worse", "new", "gone"]
+    """Which way it changed, or which study alone has it."""
+
+    beyond_tolerance: bool
+    """Whether the change is larger than the tolerance."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonReport:
+    """What changed between two studies."""
+
+    schema: Literal["sdsa.compare/1"]
+    """Which document this is, and the version of its fields."""
+
+    command: Literal["compare"]
+    """The command that makes such documents."""
+
+    before: Path
+    """Study A, as it was given."""
+
+    after: Path
+    """Study B, as it was given."""
+
+    tolerance: float
+    """The largest change that still passes."""
+
+    changes: tuple[ReportedChange, ...]
+    """Every recall and mass that differs, the largest change first."""
+
+    changes_beyond_tolerance: int
+    """How many of them are larger than the tolerance."""
+
+
 def compare(
     before: Annotated[
         Path, typer.Argument(metavar="A", help="A study's report.json, or its folder.")
     ],
-    after: Annotated[Path, typer.Argument(metavar="B", help="The one to hold against it.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="The study to compare with it.")],
     tolerance: Annotated[
         float,
         typer.Option(
@@ -83,23 +137,24 @@ def compare(
     """
     if not tolerance >= 0:
         raise InputError(f"--tolerance must be 0 or more, got {tolerance}")
-    documents = read_document(before), read_document(after)
-    changes = find_changes(*documents)
+    from sdsa_quant.study.report import StudyReport
+
+    reports = StudyReport.read(before), StudyReport.read(after)
+    changes = find_changes(*reports)
     beyond = [change for change in changes if change.size > tolerance]
     sink = Output(as_json=as_json)
     sink.document(
-        command_document(
-            COMMAND,
-            {
-                "before": before,
-                "after": after,
-                "tolerance": tolerance,
-                "changes": [_fields(change, tolerance) for change in changes],
-                "changes_beyond_tolerance": len(beyond),
-            },
+        ComparisonReport(
+            schema="sdsa.compare/1",
+            command="compare",
+            before=before,
+            after=after,
+            tolerance=tolerance,
+            changes=tuple(_reported(change, tolerance) for change in changes),
+            changes_beyond_tolerance=len(beyond),
         )
     )
-    sink.result(*_describe_inputs(*documents), *_tables(changes, tolerance))
+    sink.result(*_describe_inputs(*reports), *_tables(changes, tolerance))
     if beyond:
         largest = beyond[0]
         raise CheckFailedError(
@@ -109,7 +164,7 @@ def compare(
         )
 
 
-def find_changes(before: Document, after: Document) -> list[Change]:
+def find_changes(before: StudyReport, after: StudyReport) -> list[Change]:
     """Every value that differs, the largest change first."""
     ours, theirs = dict(_values(before)), dict(_values(after))
     changes = [
@@ -120,26 +175,25 @@ def find_changes(before: Document, after: Document) -> list[Change]:
     return sorted(changes, key=lambda change: -change.size)
 
 
-def _values(document: Document) -> Iterator[tuple[Key, float | None]]:
-    for result in document["results"]:
-        for of_k in result["accuracy"]["top_k"]:
-            for measure in ("recall", "mass"):
+def _values(report: StudyReport) -> Iterator[tuple[Key, float | None]]:
+    for result in report.results:
+        for of_k in result.accuracy.top_k:
+            for measure, summary in (("recall", of_k.recall), ("mass", of_k.mass)):
                 for statistic in _STATISTICS:
-                    name = f"{measure}@{of_k['k']}.{statistic}"
-                    key = (result["layer"] or "", setting_label(result), name)
-                    yield key, of_k[measure][statistic]
+                    name = f"{measure}@{of_k.k}.{statistic}"
+                    yield (result.layer or "", result.label, name), summary.statistic(statistic)
 
 
-def _fields(change: Change, tolerance: float) -> Document:
-    return {
-        "layer": change.layer,
-        "setting": change.setting,
-        "measure": change.measure,
-        "before": change.before,
-        "after": change.after,
-        "direction": change.direction,
-        "beyond_tolerance": change.size > tolerance,
-    }
+def _reported(change: Change, tolerance: float) -> ReportedChange:
+    return ReportedChange(
+        layer=change.layer,
+        setting=change.setting,
+        measure=change.measure,
+        before=change.before,
+        after=change.after,
+        direction=change.direction,
+        beyond_tolerance=change.size > tolerance,
+    )
 
 
 def _tables(changes: list[Change], tolerance: float) -> list[object]:
@@ -182,13 +236,13 @@ def _name_settings(changes: list[Change]) -> str:
     return "; ".join(names[:_SETTINGS_NAMED]) + more
 
 
-def _describe_inputs(before: Document, after: Document) -> list[str]:
+def _describe_inputs(before: StudyReport, after: StudyReport) -> list[str]:
     """One line for each option that the studies were made with differently."""
-    ours, theirs = before["inputs"], after["inputs"]
+    ours, theirs = to_json(before.inputs), to_json(after.inputs)
     return [
-        f"Made differently: {name} was {ours.get(name)} in A, {theirs.get(name)} in B"
+        f"Made differently: {name} was {ours[name]} in A, {theirs[name]} in B"
         for name in _SAMPLING_OPTIONS
-        if ours.get(name) != theirs.get(name)
+        if ours[name] != theirs[name]
     ]
 
 

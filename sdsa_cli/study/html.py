@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .document import Document
 from .tables import (
     blocks_table,
     chance_lines,
@@ -19,6 +18,9 @@ from .tables import (
     transform_lines,
     worst_row_lines,
 )
+
+if TYPE_CHECKING:
+    from sdsa_quant.study.report import StudyReport
 
 CAPTIONS = {
     "recall-by-layer": "Recall by layer, or by setting where there is one layer. A row's recall is "
@@ -48,41 +50,41 @@ p.flag { color: #b00020; font-weight: bold; }
 """
 
 
-def study_html(document: Document, plots: Mapping[str, bytes]) -> str:
+def study_html(report: StudyReport, plots: Mapping[str, bytes]) -> str:
     """The page's text.
 
     Parameters
     ----------
-    document : dict
+    report : StudyReport
         The study.
     plots : mapping of str to bytes
         PNG pictures by name, from `study_plots`; may be empty.
     """
     body = [
         "<h1>Accuracy study of quantized indexer keys</h1>",
-        _fields(summary_fields(document)),
+        _fields(summary_fields(report)),
         "<h2>What to take</h2>",
-        *(f"<p>{escape(line)}</p>" for line in suggestion_lines(document)),
-        *(f'<p class="flag">{escape(line)}</p>' for line in chance_lines(document)),
+        *(f"<p>{escape(line)}</p>" for line in suggestion_lines(report)),
+        *(f'<p class="flag">{escape(line)}</p>' for line in chance_lines(report)),
         "<h2>Recall</h2>",
-        _table(recall_table(document)),
+        _table(recall_table(report)),
         *(
             f"<p>{escape(line)}</p>"
-            for line in (*worst_row_lines(document), *transform_lines(document))
+            for line in (*worst_row_lines(report), *transform_lines(report))
         ),
         *_pictures(plots, ("recall-by-layer", "recall-by-bytes", "recall-by-length")),
     ]
-    if len(document["layers"]) > 1:
-        body += ["<h2>Layers</h2>", _table(layers_table(document))]
+    if len(report.layers) > 1:
+        body += ["<h2>Layers</h2>", _table(layers_table(report))]
     body += [
         "<h2>Errors</h2>",
-        _table(errors_table(document)),
+        _table(errors_table(report)),
         *_pictures(plots, ("score-errors", "channel-errors")),
         "<h2>Blocks</h2>",
-        _table(blocks_table(document)),
+        _table(blocks_table(report)),
         *_pictures(plots, ("block-magnitudes",)),
         "<h2>Where this comes from</h2>",
-        _fields(_provenance(document)),
+        _fields(_provenance(report)),
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -93,15 +95,15 @@ def study_html(document: Document, plots: Mapping[str, bytes]) -> str:
     )
 
 
-def _provenance(document: Document) -> dict[str, str]:
-    inputs, environment = document["inputs"], document["environment"]
+def _provenance(report: StudyReport) -> dict[str, str]:
+    environment = report.environment
     return {
-        "keys": inputs["keys"],
-        "queries": inputs["queries"],
-        "softmax scale of mass": f"{document['settings']['softmax_scale']:.6g}",
-        "sdsa": f"{environment['sdsa']} ({environment['git_revision'] or 'no checkout'})",
-        "torch": environment["packages"]["torch"] or "-",
-        "device": document["device"],
+        "keys": str(report.inputs.keys),
+        "queries": str(report.inputs.queries),
+        "softmax scale of mass": f"{report.settings.softmax_scale:.6g}",
+        "sdsa": f"{environment.sdsa} ({environment.git_revision or 'no checkout'})",
+        "torch": environment.packages.get("torch") or "-",
+        "device": report.device,
     }
 
 

@@ -6,15 +6,24 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sdsa_quant.errors import CheckFailedError, InputError
 from sdsa_quant.files.text import whole_number
 
-from .document import Document, overall_results, setting_label
+if TYPE_CHECKING:
+    from sdsa_quant.accuracy.summary import Statistic, Summary
+    from sdsa_quant.study.report import StudyReport
+    from sdsa_quant.study.results import SettingResult
 
 _BY_K = ("recall", "mass")
 _BY_ROW = ("cosine", "spearman")
-_STATISTICS = {"mean": "mean", "median": "median", "p1": "p1", "min": "minimum"}
+_STATISTICS: dict[str, Statistic] = {
+    "mean": "mean",
+    "median": "median",
+    "p1": "p1",
+    "min": "minimum",
+}
 _FORM = re.compile(r"(?P<measure>[a-z]+)(?:@(?P<k>[0-9]{1,10}))?\.(?P<statistic>\w+)=(?P<least>.+)")
 
 
@@ -25,16 +34,15 @@ class Limit:
     text: str
     measure: str
     k: int | None
-    statistic: str
+    statistic: Statistic
     least: float
 
-    def value_of(self, result: Document) -> float | None:
-        """The measure of one setting; None where it is undefined."""
-        accuracy = result["accuracy"]
-        if self.k is None:
-            return accuracy[self.measure][self.statistic]
-        of_k = next(each for each in accuracy["top_k"] if each["k"] == self.k)
-        return of_k[self.measure][self.statistic]
+    def value_of(self, result: SettingResult) -> float | None:
+        """The measure of one setting; None if it is undefined."""
+        accuracy = result.accuracy
+        owner = accuracy if self.k is None else next(e for e in accuracy.top_k if e.k == self.k)
+        summary: Summary = getattr(owner, self.measure)
+        return summary.statistic(self.statistic)
 
 
 def parse_limits(texts: Sequence[str], top_k: Sequence[int]) -> list[Limit]:
@@ -43,7 +51,7 @@ def parse_limits(texts: Sequence[str], top_k: Sequence[int]) -> list[Limit]:
     Raises
     ------
     InputError
-        A text is no limit, or its k is not among `top_k`.
+        A text is not a limit, or its k is not among `top_k`.
     """
     return [_parse_limit(text, top_k) for text in texts]
 
@@ -74,8 +82,8 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def check_limits(document: Document, limits: Sequence[Limit]) -> None:
-    """Hold every setting, over all layers, against the limits.
+def check_limits(report: StudyReport, limits: Sequence[Limit]) -> None:
+    """Compare every setting, over all layers, with the limits.
 
     Raises
     ------
@@ -84,16 +92,16 @@ def check_limits(document: Document, limits: Sequence[Limit]) -> None:
     """
     failures = []
     for limit in limits:
-        for result in overall_results(document):
+        for result in report.overall:
             value = limit.value_of(result)
             if value is None or value < limit.least:
                 found = "undefined" if value is None else f"{value:.6g}"
-                failures.append(f"{limit.text}: {found} with {setting_label(result)}")
+                failures.append(f"{limit.text}: {found} with {result.label}")
     if failures:
         raise CheckFailedError("below the limit: " + "; ".join(failures))
 
 
-def check_validity(document: Document) -> None:
+def check_validity(report: StudyReport) -> None:
     """Fail a study with rows that could not be measured.
 
     Raises
@@ -101,13 +109,9 @@ def check_validity(document: Document) -> None:
     CheckFailedError
         A row has a score or a baseline score that is not finite.
     """
-    invalid = document["rows_invalid"]
+    invalid = report.rows_invalid
     if invalid:
-        settings = [
-            setting_label(result)
-            for result in overall_results(document)
-            if result["accuracy"]["rows_invalid"]
-        ]
+        settings = [result.label for result in report.overall if result.accuracy.rows_invalid]
         raise CheckFailedError(
             f"{invalid:,} rows have a score or baseline score that is not finite, with "
             f"{', '.join(settings)}"

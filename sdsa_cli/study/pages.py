@@ -1,20 +1,31 @@
-"""The files of a report folder that are made from its document: table, pictures and page."""
+"""The files of a report folder that are made from its report.json: table, pictures and page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .csv_file import study_csv
-from .document import Document
 from .html import study_html
 from .plots import study_plots
 
+if TYPE_CHECKING:
+    from sdsa_quant.study.report import StudyReport
+    from sdsa_quant.study.results import SettingResult
+
 CSV_NAME = "report.csv"
 HTML_NAME = "report.html"
+CSV_HEADINGS = (
+    "layer", "format", "transform", "bytes_per_key", "k", "rows", "rows_longer_than_k",
+    "recall_mean", "recall_median", "recall_p1", "recall_min", "chance", "no_better_than_chance",
+    "mass_mean", "mass_p1", "mass_min", "relative_l2_mean", "relative_l2_p99", "max_abs_max",
+    "cosine_mean", "cosine_min", "spearman_mean", "spearman_min", "key_error",
+)  # fmt: skip
 
 
-def write_pages(folder: Path, document: Document, *, with_plots: bool) -> Sequence[Path]:
+def write_pages(folder: Path, report: StudyReport, *, with_plots: bool) -> Sequence[Path]:
     """Write ``report.csv``, ``report.html`` and a PNG for each picture; returns their paths.
 
     Each file appears whole or not at all, in place of an earlier one.
@@ -26,13 +37,40 @@ def write_pages(folder: Path, document: Document, *, with_plots: bool) -> Sequen
     """
     from sdsa_quant.files.atomic_file import AtomicFile, write_text
 
-    plots = study_plots(document) if with_plots else {}
+    plots = study_plots(report) if with_plots else {}
     written = [folder / CSV_NAME, folder / HTML_NAME]
-    write_text(folder / CSV_NAME, study_csv(document), force=True)
-    write_text(folder / HTML_NAME, study_html(document, plots), force=True)
+    write_text(folder / CSV_NAME, study_csv(report), force=True)
+    write_text(folder / HTML_NAME, study_html(report, plots), force=True)
     for name, data in plots.items():
         path = folder / f"{name}.png"
         with AtomicFile(path, force=True) as file:
             file.write_at(0, data)
         written.append(path)
     return written
+
+
+def study_csv(report: StudyReport) -> str:
+    """A study as one flat table: a line for each layer, setting and k.
+
+    An undefined value is empty, and so is the layer of all layers.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_HEADINGS)
+    for result in report.results:
+        for index in range(len(report.settings.top_k)):
+            writer.writerow("" if cell is None else cell for cell in _csv_line(result, index))
+    return text.getvalue()
+
+
+def _csv_line(result: SettingResult, index: int) -> Iterator[object]:
+    accuracy, top_k = result.accuracy, result.accuracy.top_k[index]
+    recall, mass = top_k.recall, top_k.mass
+    yield from (result.layer, result.format, result.transform, result.bytes_per_key)
+    yield from (top_k.k, recall.rows, top_k.rows_longer_than_k)
+    yield from (recall.mean, recall.median, recall.p1, recall.minimum)
+    yield from (top_k.chance, result.no_better_than_chance[index])
+    yield from (mass.mean, mass.p1, mass.minimum)
+    yield from (accuracy.relative_l2.mean, accuracy.relative_l2.p99, accuracy.max_abs.maximum)
+    yield from (accuracy.cosine.mean, accuracy.cosine.minimum)
+    yield from (accuracy.spearman.mean, accuracy.spearman.minimum, result.key_error)

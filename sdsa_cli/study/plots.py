@@ -1,4 +1,4 @@
-"""Pictures of a study, from its document, as PNG bytes.
+"""Pictures of a study, from its report, as PNG bytes.
 
 A panel is a transform and a colour is a format wherever both are shown, so that the pictures can be
 read side by side.
@@ -10,21 +10,16 @@ import importlib.util
 import io
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdsa_quant.errors import UnsupportedError
 from sdsa_quant.layout import E2M1_MAX, E4M3_MIN, E4M3_MIN_NORMAL, NVFP4_MAX
 
-from .document import (
-    Document,
-    formats,
-    leading_k,
-    overall_results,
-    recall_of,
-    results_of,
-    setting_label,
-    transforms,
-)
+if TYPE_CHECKING:
+    from sdsa_quant.accuracy.summary import Statistic
+    from sdsa_quant.study.report import StudyReport
+    from sdsa_quant.study.results import LengthBin, SettingResult
+
 
 # Okabe and Ito's colours, which most colour-blind readers can tell apart.
 _COLOURS = {
@@ -40,6 +35,7 @@ _DPI = 100
 _PANELS_PER_LINE = 4
 _WIDE = 10.0  # inches
 _ENTRIES_PER_LINE = 4  # of a legend under a narrower figure
+_STYLES: tuple[tuple[Statistic, str], ...] = (("mean", "-"), ("p1", ":"))
 _LINE_STYLES = ("-", "--", "-.", ":")
 _ROWS_LABELLED = 48  # of the channel map, 8 inches high at most
 _SIZE_WIDTH = 0.8  # of the column of one size, where columns are 1 apart
@@ -60,9 +56,9 @@ def require_matplotlib() -> None:
         )
 
 
-def study_plots(document: Document) -> dict[str, bytes]:
+def study_plots(report: StudyReport) -> dict[str, bytes]:
     """PNG by file name without ending; a picture of what was not measured is left out."""
-    makers: dict[str, Callable[[Document], Any]] = {
+    makers: dict[str, Callable[[StudyReport], Any]] = {
         "recall-by-layer": plot_recall_by_layer,
         "recall-by-bytes": plot_recall_by_bytes,
         "recall-by-length": plot_recall_by_length,
@@ -72,7 +68,7 @@ def study_plots(document: Document) -> dict[str, bytes]:
     }
     plots = {}
     for name, make in makers.items():
-        figure = make(document)
+        figure = make(report)
         if figure is not None:
             plots[name] = _png(figure)
     return plots
@@ -91,9 +87,9 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _panels(document: Document, height: float, **shared: Any) -> tuple[Any, list[Any]]:
+def _panels(report: StudyReport, height: float, **shared: Any) -> tuple[Any, list[Any]]:
     """A figure with one titled panel for each transform."""
-    labels = transforms(document)
+    labels = report.transforms
     across = min(len(labels), _PANELS_PER_LINE)
     down = math.ceil(len(labels) / across)
     figure = _figure(max(6.4, 3.4 * across + 1.2), height * down + 0.7)
@@ -120,29 +116,29 @@ def _colour(name: str) -> str:
     return _COLOURS[name]
 
 
-def _overall(document: Document, format_name: str, transform: str) -> Document:
+def _overall(report: StudyReport, format_name: str, transform: str) -> SettingResult:
     return next(
         result
-        for result in overall_results(document)
-        if (result["format"], result["transform"]) == (format_name, transform)
+        for result in report.overall
+        if (result.format, result.transform) == (format_name, transform)
     )
 
 
-def _k_name(document: Document) -> str:
-    return f"recall@{document['settings']['top_k'][leading_k(document)]:,}"
+def _k_name(report: StudyReport) -> str:
+    return f"recall@{report.settings.top_k[report.leading_index]:,}"
 
 
-def plot_recall_by_layer(document: Document) -> Any:
+def plot_recall_by_layer(report: StudyReport) -> Any:
     """Mean recall of every layer, worst 1 % as a thin line; settings in a list for one layer."""
-    if len(document["layers"]) == 1:
-        return _plot_recall_by_setting(document)
-    figure, axes = _panels(document, 2.7, sharey=True)
-    place = leading_k(document)
-    for axis, transform in zip(axes, transforms(document), strict=True):
-        for name in formats(document):
-            results = list(results_of(document, name, transform))
-            for statistic, style in (("mean", "-"), ("p1", ":")):
-                recalls = [recall_of(result, place)[statistic] for result in results]
+    if len(report.layers) == 1:
+        return _plot_recall_by_setting(report)
+    figure, axes = _panels(report, 2.7, sharey=True)
+    k_index = report.leading_index
+    for axis, transform in zip(axes, report.transforms, strict=True):
+        for name in report.formats:
+            results = report.by_layer(name, transform)
+            for statistic, style in _STYLES:
+                recalls = [result.recall(k_index).statistic(statistic) for result in results]
                 axis.plot(
                     range(len(recalls)),
                     [math.nan if value is None else value for value in recalls],
@@ -153,72 +149,66 @@ def plot_recall_by_layer(document: Document) -> Any:
                     marker="o" if statistic == "mean" and len(recalls) <= 16 else None,
                     markersize=3,
                 )
-        _label_layers(axis, document)
-    axes[0].set_ylabel(f"{_k_name(document)}\n(dotted: worst 1 % of rows)")
+        _label_layers(axis, report)
+    axes[0].set_ylabel(f"{_k_name(report)}\n(dotted: worst 1 % of rows)")
     _format_legend(figure, axes)
     return figure
 
 
-def _label_layers(axis: Any, document: Document) -> None:
+def _label_layers(axis: Any, report: StudyReport) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axis.set_xlabel("layer, in order of names")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _plot_recall_by_setting(document: Document) -> Any:
+def _plot_recall_by_setting(report: StudyReport) -> Any:
     """Every setting on a line of its own: mean, median, worst 1 % and worst row."""
-    place = leading_k(document)
-    results = [
-        result
-        for result in overall_results(document)
-        if recall_of(result, place)["mean"] is not None
-    ]
+    k_index = report.leading_index
+    results = [result for result in report.overall if result.recall(k_index).mean is not None]
     if not results:
         return None
     figure = _figure(7.6, 0.24 * len(results) + 1.4)
     axis = figure.subplots()
     for height, result in enumerate(results):
-        recall = recall_of(result, place)
-        colour = _colour(result["format"])
-        axis.plot([recall["minimum"], recall["maximum"]], [height] * 2, color=colour, linewidth=1.2)
-        axis.plot(recall["mean"], height, "o", color=colour, markersize=6)
-        axis.plot(recall["minimum"], height, "|", color=colour, markersize=9)
-    axis.set_yticks(range(len(results)), [setting_label(result) for result in results], fontsize=8)
+        recall = result.recall(k_index)
+        colour = _colour(result.format)
+        axis.plot([recall.minimum, recall.maximum], [height] * 2, color=colour, linewidth=1.2)
+        axis.plot(recall.mean, height, "o", color=colour, markersize=6)
+        axis.plot(recall.minimum, height, "|", color=colour, markersize=9)
+    axis.set_yticks(range(len(results)), [result.label for result in results], fontsize=8)
     axis.invert_yaxis()
     axis.grid(axis="x", alpha=0.3, linewidth=0.6)
-    axis.set_xlabel(f"{_k_name(document)}: mean (dot), worst to best row (line)")
+    axis.set_xlabel(f"{_k_name(report)}: mean (dot), worst to best row (line)")
     return figure
 
 
-def plot_recall_by_bytes(document: Document) -> Any:
+def plot_recall_by_bytes(report: StudyReport) -> Any:
     """Mean recall against the size of a key; a marker is a transform."""
-    place, labels, names = leading_k(document), transforms(document), formats(document)
-    results = [
-        each for each in overall_results(document) if recall_of(each, place)["mean"] is not None
-    ]
+    k_index, labels, names = report.leading_index, report.transforms, report.formats
+    results = [each for each in report.overall if each.recall(k_index).mean is not None]
     if not results:
         return None
-    sizes = sorted({result["bytes_per_key"] for result in results})
+    sizes = sorted({result.bytes_per_key for result in results})
     figure = _figure(7.6, 4.2)
     axis = figure.subplots()
     for column, size in enumerate(sizes):
         # Settings of one size stand side by side.
-        same_size = [result for result in results if result["bytes_per_key"] == size]
-        same_size.sort(key=lambda result: names.index(result["format"]))
+        same_size = [result for result in results if result.bytes_per_key == size]
+        same_size.sort(key=lambda result: names.index(result.format))
         for index, result in enumerate(same_size):
             axis.plot(
                 column + _SIZE_WIDTH * ((index + 0.5) / len(same_size) - 0.5),
-                recall_of(result, place)["mean"],
+                result.recall(k_index).mean,
                 linestyle="none",
-                marker=_MARKERS[labels.index(result["transform"]) % len(_MARKERS)],
-                color=_colour(result["format"]),
+                marker=_MARKERS[labels.index(result.transform) % len(_MARKERS)],
+                color=_colour(result.format),
                 markersize=6,
             )
     axis.set_xticks(range(len(sizes)), [f"{size} bytes" for size in sizes])
     axis.set_xlim(-0.5, len(sizes) - 0.5)
     axis.set_xlabel("size of a key (settings of one size side by side)")
-    axis.set_ylabel(f"mean {_k_name(document)}")
+    axis.set_ylabel(f"mean {_k_name(report)}")
     axis.grid(axis="y", alpha=0.3, linewidth=0.6)
     _two_legends(figure, names, labels)
     return figure
@@ -237,38 +227,38 @@ def _two_legends(figure: Any, names: Sequence[str], labels: Sequence[str]) -> No
                 [],
                 [],
                 linestyle="none",
-                marker=_MARKERS[place % len(_MARKERS)],
+                marker=_MARKERS[index % len(_MARKERS)],
                 color="#777777",
                 label="no transform" if label == "none" else label,
             )
-            for place, label in enumerate(labels)
+            for index, label in enumerate(labels)
         ]
     figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
 
 
-def plot_recall_by_length(document: Document) -> Any:
+def plot_recall_by_length(report: StudyReport) -> Any:
     """Mean recall by context length, over all layers, beside what chance gives."""
-    place = leading_k(document)
-    k = document["settings"]["top_k"][place]
-    results = overall_results(document)
-    recalls = [each["recall"][place] for result in results for each in result["by_length"]]
-    if len({each["longest"] for result in results for each in result["by_length"]}) < 2:
+    k_index = report.leading_index
+    k = report.settings.top_k[k_index]
+    results = report.overall
+    recalls = [each.recall[k_index] for result in results for each in result.by_length]
+    if len({each.longest for result in results for each in result.by_length}) < 2:
         return None  # no row was measured, or all are about as long
-    figure, axes = _panels(document, 2.7, sharey=True)
-    for axis, transform in zip(axes, transforms(document), strict=True):
-        bins = []
-        for name in formats(document):
-            bins = _overall(document, name, transform)["by_length"]
+    figure, axes = _panels(report, 2.7, sharey=True)
+    for axis, transform in zip(axes, report.transforms, strict=True):
+        bins: Sequence[LengthBin] = ()
+        for name in report.formats:
+            bins = _overall(report, name, transform).by_length
             axis.plot(
-                [each["longest"] for each in bins],
-                [each["recall"][place] for each in bins],
+                [each.longest for each in bins],
+                [each.recall[k_index] for each in bins],
                 "o-",
                 color=_colour(name),
                 label=name,
                 markersize=4,
                 linewidth=1.3,
             )
-        lengths = [each["longest"] for each in bins]
+        lengths = [each.longest for each in bins]
         axis.plot(
             lengths,
             [min(k, length) / length for length in lengths],
@@ -283,22 +273,22 @@ def plot_recall_by_length(document: Document) -> Any:
         axis.set_xlabel("keys seen, up to")
     lowest = min(recalls)
     axes[0].set_ylim(lowest - 0.08 * (1 - lowest) - 0.01, 1 + 0.08 * (1 - lowest))
-    axes[0].set_ylabel(f"mean {_k_name(document)}")
+    axes[0].set_ylabel(f"mean {_k_name(report)}")
     _format_legend(figure, axes)
     return figure
 
 
-def plot_score_errors(document: Document) -> Any:
+def plot_score_errors(report: StudyReport) -> Any:
     """How often scores are off by how much, in standard deviations of the row's scores."""
-    steps = document["settings"]["error_steps"]
-    if not any(sum(result["error_counts"]) for result in overall_results(document)):
+    steps = report.settings.error_steps
+    if not any(sum(result.error_counts) for result in report.overall):
         return None
-    figure, axes = _panels(document, 2.7, sharey=True, sharex=True)
-    edges = [(place - steps) / steps for place in range(2 * steps + 1)]
+    figure, axes = _panels(report, 2.7, sharey=True, sharex=True)
+    edges = [(index - steps) / steps for index in range(2 * steps + 1)]
     widest = 0.0
-    for axis, transform in zip(axes, transforms(document), strict=True):
-        for name in formats(document):
-            counts = _overall(document, name, transform)["error_counts"]
+    for axis, transform in zip(axes, report.transforms, strict=True):
+        for name in report.formats:
+            counts = _overall(report, name, transform).error_counts
             total = sum(counts)
             if name == "bf16" or not total:
                 continue
@@ -315,45 +305,45 @@ def plot_score_errors(document: Document) -> Any:
     return figure
 
 
-def plot_channel_errors(document: Document) -> Any:
+def plot_channel_errors(report: StudyReport) -> Any:
     """Error of every channel of the keys: by layer, or by setting where there is one layer."""
-    labels, rows = _channel_rows(document)
+    labels, rows = _channel_rows(report)
     if not rows:
         return None
     figure = _figure(8.6, max(2.2, min(0.22 * len(rows), 8.0) + 1.4))
     axis = figure.subplots()
     image = axis.imshow(rows, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0)
     shown = range(0, len(rows), math.ceil(len(rows) / _ROWS_LABELLED))
-    axis.set_yticks(list(shown), [labels[place] for place in shown], fontsize=8)
-    if len(document["layers"]) > 1:
-        axis.set_title(f"Keys in {setting_label(overall_results(document)[0])}", fontsize=10)
+    axis.set_yticks(list(shown), [labels[index] for index in shown], fontsize=8)
+    if len(report.layers) > 1:
+        axis.set_title(f"Keys in {report.overall[0].label}", fontsize=10)
     axis.set_xticks(range(0, 128, 16))
     axis.set_xlabel("channel of the key")
     figure.colorbar(image, ax=axis, label="RMS error / RMS of all values", pad=0.01)
     return figure
 
 
-def _channel_rows(document: Document) -> tuple[list[str], list[list[float]]]:
-    if len(document["layers"]) == 1:
-        chosen = [result for result in overall_results(document) if result["format"] != "bf16"]
-        named = [(setting_label(result), result["channel_errors"]) for result in chosen]
+def _channel_rows(report: StudyReport) -> tuple[list[str], list[Sequence[float]]]:
+    if len(report.layers) == 1:
+        chosen = [result for result in report.overall if result.format != "bf16"]
+        named = [(result.label, result.channel_errors) for result in chosen]
     else:
-        name, transform = formats(document)[0], transforms(document)[0]
-        chosen = list(results_of(document, name, transform))
-        named = [(result["layer"], result["channel_errors"]) for result in chosen]
+        name, transform = report.formats[0], report.transforms[0]
+        chosen = report.by_layer(name, transform)
+        named = [(result.layer or "", result.channel_errors) for result in chosen]
     defined = [(label, errors) for label, errors in named if errors is not None]
     return [label for label, _ in defined], [errors for _, errors in defined]
 
 
-def plot_block_magnitudes(document: Document) -> Any:
+def plot_block_magnitudes(report: StudyReport) -> Any:
     """Largest magnitudes of the blocks of 16, and where NVFP4's scales are coarse or clipped."""
-    first = document["settings"]["first_exponent"]
+    first = report.settings.first_exponent
     figure = _figure(7.6, 3.6)
     axis = figure.subplots()
     used: set[int] = set()
-    for place, each in enumerate(each for each in document["blocks"] if each["layer"] is None):
-        counts = each["profile"]["by_exponent"]
-        blocks = each["profile"]["blocks"]
+    for index, each in enumerate(each for each in report.blocks if each.layer is None):
+        counts = each.profile.by_exponent
+        blocks = each.profile.blocks
         if not blocks:
             continue
         used |= {index for index, count in enumerate(counts) if count}
@@ -361,10 +351,10 @@ def plot_block_magnitudes(document: Document) -> Any:
         axis.stairs(
             [count / blocks for count in counts],
             edges,
-            label="no transform" if each["transform"] == "none" else each["transform"],
+            label="no transform" if each.transform == "none" else each.transform,
             linewidth=1.6,
-            linestyle=_LINE_STYLES[place % len(_LINE_STYLES)],
-            color=f"C{place}",
+            linestyle=_LINE_STYLES[index % len(_LINE_STYLES)],
+            color=f"C{index}",
         )
     if not used:
         return None

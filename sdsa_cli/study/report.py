@@ -10,7 +10,6 @@ import typer
 from sdsa_cli.options import examples
 from sdsa_cli.output import Output
 
-from .document import read_document
 from .pages import write_pages
 from .plots import require_matplotlib
 from .tables import study_tables
@@ -26,9 +25,11 @@ def report(
     ] = True,
 ) -> None:
     """Make a study's table, pictures and page again from its report.json, and print its tables."""
+    from sdsa_quant.study.report import StudyReport
+
     folder = folder.parent if folder.is_file() else folder  # the folder's report.json will do
-    document = read_document(folder)
+    study_report = StudyReport.read(folder)
     if plots:
         require_matplotlib()
-    written = write_pages(folder, document, with_plots=plots)
-    Output().result(*study_tables(document), "", "Written: " + ", ".join(map(str, written)))
+    written = write_pages(folder, study_report, with_plots=plots)
+    Output().result(*study_tables(study_report), "", "Written: " + ", ".join(map(str, written)))

@@ -22,7 +22,8 @@ from safetensors.torch import load_file, save_file
 from sdsa_cli.study import plots as study_plots
 from sdsa_cli.study.plots import study_plots as draw
 from sdsa_quant.formats.key_formats import KEY_FORMATS
-from sdsa_quant.study.settings import DEFAULT_FORMATS
+from sdsa_quant.study import StudyReport, whole_study
+from sdsa_quant.study.inputs import DEFAULT_FORMATS
 from support.command_line import Outcome, Run, program
 from support.studies import save_layers
 
@@ -399,15 +400,13 @@ def test_a_killed_study_continues_to_the_same_result(
     assert 20 <= len(done) < 180, "the kill fell into the work"
     assert not (studies.folder / "cut" / "report.json").exists()
     seen: list[dict[str, int]] = []
-    from sdsa_quant.study import summary as study_summary
-
-    real = study_summary.summarize_study
+    real = whole_study.summarize_study
 
     def summarize(study: Any) -> Any:
         seen.append({path.name: path.stat().st_mtime_ns for path in work.glob("layer-*")})
         return real(study)
 
-    monkeypatch.setattr(study_summary, "summarize_study", summarize)
+    monkeypatch.setattr(whole_study, "summarize_study", summarize)
     studies.run("cut", *OPTIONS).is_clean()
     assert done.items() <= seen[0].items(), "what was measured is not measured again"
     assert len(seen[0]) == 180
@@ -477,9 +476,13 @@ def test_report_makes_the_same_pages_again(sdsa: Run, studies: Studies) -> None:
     [
         (None, "cannot be read"),
         ("{", "is no JSON"),
-        ("[]", "must be a report of sdsa study"),
-        ('{"command": "score"}', "must be a report of sdsa study"),
-        ('{"command": "study", "schema_version": 99}', "schema_version must be 1, got 99"),
+        ("[]", "must be an object, got a list"),
+        (
+            '{"schema": "sdsa.score/1"}',
+            'must be a sdsa.study/1 document, got schema "sdsa.score/1"',
+        ),
+        ('{"command": "study", "schema_version": 1}', "has no field schema"),
+        ('{"command": "study", "schema_version": 1}', "has to be made again"),
     ],
 )
 @pytest.mark.parametrize("command", ["report", "compare"])
@@ -492,12 +495,53 @@ def test_refuses_what_is_no_report(
     sdsa(command, *folders).fails_with(2, "report.json", words)
 
 
-def edited(studies: Studies, edit: Callable[[dict[str, Any]], None]) -> Path:
+def edited(studies: Studies, edit: Callable[[dict[str, Any]], object]) -> Path:
     document = studies.document("out")
     edit(document)
     path = studies.folder / "edited.json"
     path.write_text(json.dumps(document))
     return path
+
+
+DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    # FAULTS F19: a report is not believed after its version.
+    "no results": (lambda d: d.pop("results"), "field results is missing"),
+    "no inputs": (lambda d: d.pop("inputs"), "field inputs is missing"),
+    "no layers": (lambda d: d.pop("layers"), "field layers is missing"),
+    "no suggestions": (lambda d: d.pop("suggestions"), "field suggestions is missing"),
+    "a wrong type": (
+        lambda d: d["results"][1]["accuracy"]["top_k"][0]["recall"].update(mean="high"),
+        'field results[1].accuracy.top_k[0].recall.mean must be a number or null, got "high"',
+    ),
+    "an unknown field": (lambda d: d["timing"].update(hours=1), "field timing.hours is unknown"),
+    "fewer results": (lambda d: d["results"].pop(), "field results must have every setting"),
+    "fewer blocks": (lambda d: d["blocks"].pop(0), "field blocks must have every transform"),
+    "no top_k": (lambda d: d["settings"].update(top_k=[]), "settings.top_k must not be empty"),
+    "another k": (
+        lambda d: d["results"][2]["accuracy"]["top_k"][0].update(k=6),
+        "field results[2].accuracy.top_k must have one entry for each of settings.top_k",
+    ),
+    "a short list": (
+        lambda d: d["results"][0]["no_better_than_chance"].pop(),
+        "field results[0].no_better_than_chance must have 1 entries, got 0",
+    ),
+    "a short histogram": (
+        lambda d: d["results"][3]["error_counts"].pop(),
+        "field results[3].error_counts must have 128 entries, got 127",
+    ),
+    "a k of nothing": (lambda d: d["suggestions"].update(k=7), "field suggestions.k must be one"),
+}
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_report_is_refused_by_field(
+    sdsa: Run, studies: Studies, damage: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    studies.run("out", "--formats", "nvfp4", "--top-k", "5").is_clean()
+    whole, damaged = studies.folder / "out", edited(studies, damage)
+    sdsa("compare", whole, damaged).fails_with(2, "edited.json", words)
+    (whole / "report.json").write_bytes(damaged.read_bytes())
+    sdsa("report", whole, "--no-plots").fails_with(2, "report.json", words)
 
 
 def test_equal_studies_compare_equal(sdsa: Run, studies: Studies) -> None:
@@ -528,7 +572,12 @@ def test_changes_beyond_the_tolerance_fail(sdsa: Run, studies: Studies) -> None:
 
 def test_a_missing_layer_is_a_change_beyond_any_tolerance(sdsa: Run, studies: Studies) -> None:
     studies.run("out", "--formats", "nvfp4", "--top-k", "5").is_clean()
-    fewer = edited(studies, lambda document: document["results"].pop())
+
+    def remove(document: dict[str, Any]) -> None:
+        for name in ("layers", "results", "blocks"):
+            document[name].pop()
+
+    fewer = edited(studies, remove)
     files = (studies.folder / "out", fewer)
     sdsa("compare", *files, "--tolerance", "1").fails_with(1, "layers.10.keys")
     assert "Only in A: " in sdsa("compare", *files).stdout
@@ -546,10 +595,11 @@ def test_refuses_a_tolerance(sdsa: Run, tmp_path: Path) -> None:
 def test_pictures_of_many_layers_and_settings(studies: Studies) -> None:
     options = ("--rotate", "none,hadamard", "--gain", "none,auto", "--formats", "bf16,nvfp4,mxfp4")
     studies.run("out", *options, "--top-k", "8").is_clean()
-    plots = draw(studies.document("out"))
+    report = StudyReport.read(studies.folder / "out")
+    plots = draw(report)
     assert set(plots) == PICTURES
     assert all(data.startswith(PNG) for data in plots.values())
-    assert draw(studies.document("out")) == plots, "the same study gives the same bytes"
+    assert draw(report) == plots, "the same study gives the same bytes"
 
 
 def test_pictures_of_what_was_not_measured_are_left_out(sdsa: Run, tmp_path: Path) -> None:
@@ -560,8 +610,7 @@ def test_pictures_of_what_was_not_measured_are_left_out(sdsa: Run, tmp_path: Pat
     outcome = sdsa("study", path, path, "-o", tmp_path / "out", *options)
     outcome.is_clean()
     assert "2 rows of length 0" in outcome.stdout
-    document = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert draw(document) == {}
+    assert draw(StudyReport.read(tmp_path / "out")) == {}
 
 
 def test_causal_studies(sdsa: Run, real: Path, tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from sdsa_quant.files.cache_file import CacheWriter
 from sdsa_quant.files.cache_header import CacheHeader
 from sdsa_quant.formats.key_formats import KEY_FORMATS
 from sdsa_quant.formats.transforms import TransformChoice, hadamard
-from sdsa_quant.study.layers import StudyInputs, open_layers
-from sdsa_quant.study.rows import unpack_rows
+from sdsa_quant.study.inputs import StudyInputs
+from sdsa_quant.study.layers import open_layers
 from sdsa_quant.study.settings import StudySettings
-from sdsa_quant.study.unit import fit_layer, measure_unit
+from sdsa_quant.study.unit import fit_layer, measure_unit, unpack_rows
 from support.command_line import Run
 
 TRANSFORMS = {

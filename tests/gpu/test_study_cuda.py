@@ -9,10 +9,10 @@ import torch
 
 from sdsa_quant.formats.key_formats import KEY_FORMATS
 from sdsa_quant.formats.transforms import hadamard
-from sdsa_quant.study.layers import StudyInputs, open_layers
-from sdsa_quant.study.rows import unpack_rows
+from sdsa_quant.study.inputs import StudyInputs
+from sdsa_quant.study.layers import open_layers
 from sdsa_quant.study.settings import StudySettings, transform_choices
-from sdsa_quant.study.unit import fit_layer, measure_unit
+from sdsa_quant.study.unit import fit_layer, measure_unit, unpack_rows
 
 pytestmark = pytest.mark.gpu
 

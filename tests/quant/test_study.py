@@ -14,15 +14,16 @@ from safetensors.torch import load_file, save_file
 
 from sdsa_quant.accuracy.summary import summarize_accuracy
 from sdsa_quant.errors import CheckFailedError, InputError
-from sdsa_quant.study import run as study_module
-from sdsa_quant.study.layers import StudyInputs
+from sdsa_quant.study import work as study_work
+from sdsa_quant.study.inputs import StudyInputs
 from sdsa_quant.study.ranks import Ranks, measure_with_workers
-from sdsa_quant.study.rows import unpack_rows
-from sdsa_quant.study.run import Study, Unit, measure_units, open_study, share_units
+from sdsa_quant.study.results import Suggestions
 from sdsa_quant.study.settings import StudySettings, transform_choices
 from sdsa_quant.study.suggestion import paired_difference, suggest
 from sdsa_quant.study.summary import StudySummary, summarize_study
-from support.studies import LENGTHS, layer_inputs, run_study, save_layers
+from sdsa_quant.study.unit import unpack_rows
+from sdsa_quant.study.work import Study, Unit, measure_units, open_study, share_units
+from support.studies import LENGTHS, layer_inputs, measured_study, save_layers
 
 SETTINGS = StudySettings(
     formats=("nvfp4", "fp8"),
@@ -68,7 +69,7 @@ def test_a_layer_is_whole_in_one_share_where_it_can_be() -> None:
 
 
 def test_shares_and_workers_give_the_same_results(inputs: StudyInputs, tmp_path: Path) -> None:
-    _, alone = run_study(inputs, SETTINGS, tmp_path / "alone")
+    alone = summarize_study(measured_study(inputs, SETTINGS, tmp_path / "alone"))
     shared = open_study(inputs, SETTINGS, tmp_path / "shared")
     shared.folder.prepare(restart=False)
     for rank in (2, 0, 1):
@@ -88,7 +89,8 @@ def test_the_number_of_threads_does_not_matter(inputs: StudyInputs, tmp_path: Pa
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            summaries.append(run_study(inputs, SETTINGS, tmp_path / str(threads))[1])
+            study = measured_study(inputs, SETTINGS, tmp_path / str(threads))
+            summaries.append(summarize_study(study))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -98,26 +100,27 @@ def test_the_number_of_threads_does_not_matter(inputs: StudyInputs, tmp_path: Pa
 def test_a_study_continues_where_it_was(
     inputs: StudyInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, whole = run_study(inputs, SETTINGS, tmp_path / "whole")
+    whole = summarize_study(measured_study(inputs, SETTINGS, tmp_path / "whole"))
     first = open_study(inputs, SETTINGS, tmp_path / "cut")
     first.folder.prepare(restart=False)
     measure_units(first, first.units()[:7])
     measured = []
-    real = study_module.measure_unit
+    real = study_work.measure_unit
     monkeypatch.setattr(
-        study_module, "measure_unit", lambda *args: (measured.append(args[1]), real(*args))[1]
+        study_work, "measure_unit", lambda *args: (measured.append(args[1]), real(*args))[1]
     )
-    _, continued = run_study(inputs, SETTINGS, tmp_path / "cut")
+    continued = summarize_study(measured_study(inputs, SETTINGS, tmp_path / "cut"))
     assert len(measured) == len(first.units()) - 7
     assert_same(continued, whole)
 
 
 def test_another_study_is_not_continued(inputs: StudyInputs, tmp_path: Path) -> None:
     folder = tmp_path / "work"
-    study, _ = run_study(inputs, SETTINGS, folder)
+    study = measured_study(inputs, SETTINGS, folder)
     other = dataclasses.replace(SETTINGS, top_k=(7,))
     with pytest.raises(
-        InputError, match=r"unfinished study .* \(different settings\); give --force"
+        InputError,
+        match=r"unfinished study .* \(different settings\); give force=True to start over",
     ):
         open_study(inputs, other, folder).folder.prepare(restart=False)
     path = inputs.keys
@@ -131,21 +134,21 @@ def test_another_study_is_not_continued(inputs: StudyInputs, tmp_path: Path) -> 
 
 
 def test_records_of_another_study_are_not_read(inputs: StudyInputs, tmp_path: Path) -> None:
-    run_study(inputs, SETTINGS, tmp_path / "work")
+    measured_study(inputs, SETTINGS, tmp_path / "work")
     other = open_study(inputs, dataclasses.replace(SETTINGS, top_k=(7,)), tmp_path / "work")
-    with pytest.raises(InputError, match="is a record of another study"):
+    with pytest.raises(InputError, match="is the result file of another study"):
         other.folder.read(0, 0)
 
 
 def test_a_damaged_description_is_refused(inputs: StudyInputs, tmp_path: Path) -> None:
-    run_study(inputs, SETTINGS, tmp_path / "work")
+    measured_study(inputs, SETTINGS, tmp_path / "work")
     (tmp_path / "work" / "study.json").write_text("{")
     with pytest.raises(InputError, match="its description is damaged"):
         open_study(inputs, SETTINGS, tmp_path / "work").folder.prepare(restart=False)
 
 
 def test_removing_leaves_what_is_not_ours(inputs: StudyInputs, tmp_path: Path) -> None:
-    study, _ = run_study(inputs, SETTINGS, tmp_path / "work")
+    study = measured_study(inputs, SETTINGS, tmp_path / "work")
     (tmp_path / "work" / "notes.txt").write_text("mine")
     study.folder.remove()
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["notes.txt"]
@@ -178,7 +181,8 @@ def test_ranks_share_their_errors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_summary_is_that_of_all_rows(inputs: StudyInputs, tmp_path: Path) -> None:
-    study, summary = run_study(inputs, SETTINGS, tmp_path / "work")
+    study = measured_study(inputs, SETTINGS, tmp_path / "work")
+    summary = summarize_study(study)
     units = [
         [study.folder.read(layer, request) for request in range(len(LENGTHS))] for layer in range(3)
     ]
@@ -209,7 +213,7 @@ def test_the_summary_is_that_of_all_rows(inputs: StudyInputs, tmp_path: Path) ->
 
 
 def test_rows_are_binned_by_length(inputs: StudyInputs, tmp_path: Path) -> None:
-    _, summary = run_study(inputs, SETTINGS, tmp_path / "work")
+    summary = summarize_study(measured_study(inputs, SETTINGS, tmp_path / "work"))
     bins = summary.overall[0].by_length
     assert [(each.shortest, each.longest, each.rows) for each in bins] == [
         (65, 128, 6),
@@ -231,8 +235,8 @@ def test_gains_are_those_of_each_layer(tmp_path: Path, generator: torch.Generato
     settings = StudySettings(
         formats=("nvfp4",), transforms=transform_choices(("none",), ("none", "auto"), ("none",))
     )
-    _, summary = run_study(StudyInputs(path, path), settings, tmp_path / "work")
-    gains = {(each.layer, each.transform): each.gain for each in summary.transforms}
+    summary = summarize_study(measured_study(StudyInputs(path, path), settings, tmp_path / "work"))
+    gains = {(each.layer, each.transform): each.gain for each in summary.blocks}
     assert gains["a1.keys", "gain auto"] == 1024 * (gains["a0.keys", "gain auto"] or 0)
     assert gains[None, "gain auto"] is None
     assert gains[None, "none"] == 1
@@ -248,7 +252,7 @@ def chance_study(scale: float, tmp_path: Path, generator: torch.Generator) -> St
     query = torch.randn(16, 128, generator=generator)
     save_file({"keys": keys.bfloat16(), "queries": query.bfloat16()}, path)
     settings = StudySettings(formats=("nvfp4",), top_k=(64, 4096))
-    return run_study(StudyInputs(path, path), settings, tmp_path / "work")[1]
+    return summarize_study(measured_study(StudyInputs(path, path), settings, tmp_path / "work"))
 
 
 def test_flushed_keys_are_no_better_than_chance(tmp_path: Path, generator: torch.Generator) -> None:
@@ -293,7 +297,7 @@ def summary(inputs: StudyInputs, tmp_path: Path) -> StudySummary:
         transforms=transform_choices(("none", "hadamard"), ("none",), ("none",)),
         top_k=(5, 64),
     )
-    return run_study(inputs, settings, tmp_path / "work")[1]
+    return summarize_study(measured_study(inputs, settings, tmp_path / "work"))
 
 
 def test_the_simplest_of_equals_is_suggested(summary: StudySummary) -> None:
@@ -305,15 +309,16 @@ def test_the_simplest_of_equals_is_suggested(summary: StudySummary) -> None:
         "fp8": [0.9, 0.9, 0.9, 0.9],
         "fp8, hadamard": [0.95, 0.96, 0.95, 0.96],  # clearly better
     }
-    k, (small, large) = suggest(with_recalls(summary, recalls))
-    assert k == 5
-    assert (small.bytes_per_key, small.setting.label) == (72, "nvfp4-mixed")
+    suggestions = suggest(with_recalls(summary, recalls))
+    small, large = suggestions.by_size
+    assert suggestions.k == 5
+    assert (small.bytes_per_key, small.label) == (72, "nvfp4-mixed")
     assert (small.candidates, large.candidates) == (4, 2)
     assert small.best.label == "nvfp4-mixed, hadamard"
     assert small.evidence is not None
     assert small.evidence.plain.label == "nvfp4"
     assert small.evidence.gain.mean == pytest.approx(0.3)
-    assert (large.bytes_per_key, large.setting.label) == (132, "fp8, hadamard")
+    assert (large.bytes_per_key, large.label) == (132, "fp8, hadamard")
     assert large.evidence is not None
     assert large.evidence.plain.label == "fp8"
     assert (large.evidence.gain.rows_better, large.evidence.gain.rows) == (4, 4)
@@ -321,21 +326,21 @@ def test_the_simplest_of_equals_is_suggested(summary: StudySummary) -> None:
 
 def test_the_plain_setting_needs_no_evidence(summary: StudySummary) -> None:
     recalls = {setting.label: [0.9, 0.8] for setting in summary.settings.settings}
-    _, (small, _) = suggest(with_recalls(summary, recalls))
-    assert (small.setting.label, small.evidence) == ("nvfp4", None)
+    small, _ = suggest(with_recalls(summary, recalls)).by_size
+    assert (small.label, small.evidence) == ("nvfp4", None)
 
 
 def test_without_rows_longer_than_k_there_is_no_suggestion(summary: StudySummary) -> None:
     recalls = {setting.label: [1.0, 1.0] for setting in summary.settings.settings}
     short = dataclasses.replace(with_recalls(summary, recalls), row_lengths=torch.ones(2))
-    assert suggest(short) == (None, ())
+    assert suggest(short) == Suggestions(None, ())
 
 
 def test_invalid_rows_take_a_setting_out_of_the_suggestions(summary: StudySummary) -> None:
     recalls = {setting.label: [0.9, 0.8] for setting in summary.settings.settings}
     recalls["nvfp4"] = [math.nan, 0.8]
-    _, (small, _) = suggest(with_recalls(summary, recalls))
-    assert small.setting.label == "nvfp4-mixed"
+    small, _ = suggest(with_recalls(summary, recalls)).by_size
+    assert small.label == "nvfp4-mixed"
 
 
 def test_the_description_is_plain_json(inputs: StudyInputs, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sdsa_quant.errors import DtypeError, InputError
-from sdsa_quant.study.layers import StudyInputs, open_layers
+from sdsa_quant.study.inputs import StudyInputs
+from sdsa_quant.study.layers import open_layers
 from support.studies import LENGTHS, layer_inputs, save_layers
 
 Save = Callable[..., Path]

@@ -52,11 +52,11 @@ def test_every_combination_is_a_setting() -> None:
         ({"formats": ()}, "formats must be given, each once"),
         ({"formats": ("fp8", "fp8")}, "formats must be given, each once"),
         ({"transforms": ()}, "transforms must be given"),
-        ({"top_k": (0,)}, "top-k must be distinct numbers from 1"),
-        ({"top_k": (4, 4)}, "top-k must be distinct numbers from 1"),
-        ({"top_k": ()}, "top-k must be distinct numbers from 1"),
-        ({"softmax_scale": math.inf}, "softmax scale must be positive and finite"),
-        ({"softmax_scale": 0.0}, "softmax scale must be positive and finite"),
+        ({"top_k": (0,)}, "top_k must be distinct numbers from 1"),
+        ({"top_k": (4, 4)}, "top_k must be distinct numbers from 1"),
+        ({"top_k": ()}, "top_k must be distinct numbers from 1"),
+        ({"softmax_scale": math.inf}, "softmax_scale must be positive and finite"),
+        ({"softmax_scale": 0.0}, "softmax_scale must be positive and finite"),
     ],
 )
 def test_refuses_settings(options: dict[str, Any], words: str) -> None:

@@ -14,10 +14,10 @@ from sdsa_quant.accuracy.metrics import RowAccuracy
 from sdsa_quant.errors import InputError
 from sdsa_quant.formats.key_formats import KEY_FORMATS
 from sdsa_quant.formats.transforms import hadamard
-from sdsa_quant.study import layers as study_inputs
+from sdsa_quant.study import layers as study_layers
 from sdsa_quant.study import unit as study_unit
-from sdsa_quant.study.layers import StudyInputs, open_layers
-from sdsa_quant.study.rows import pack_rows, unpack_rows
+from sdsa_quant.study.inputs import StudyInputs
+from sdsa_quant.study.layers import open_layers
 from sdsa_quant.study.settings import StudySettings, transform_choices
 from sdsa_quant.study.unit import (
     ERROR_BINS,
@@ -26,6 +26,8 @@ from sdsa_quant.study.unit import (
     count_errors,
     fit_layer,
     measure_unit,
+    pack_rows,
+    unpack_rows,
 )
 from support.studies import LENGTHS, layer_inputs, save_layers
 
@@ -153,7 +155,7 @@ def test_rows_do_not_depend_on_the_pieces(
     monkeypatch.setattr(study_unit, "SCORE_BUDGET_BYTES", 2 * (4 * 6 + 28) * LENGTHS[2])  # two rows
     same(measure(inputs, ALL, request=2), whole)
     # Keys in parts only change the order in which float64 sums over keys are added.
-    monkeypatch.setattr(study_inputs, "KEYS_AT_A_TIME", 64)
+    monkeypatch.setattr(study_layers, "KEYS_AT_A_TIME", 64)
     parts = measure(inputs, ALL, request=2)
     assert torch.allclose(parts.channel_errors, whole.channel_errors, rtol=1e-12)
     same(parts, whole)

@@ -1,4 +1,4 @@
-"""Small studies for tests: files of several layers, and running one to its summary."""
+"""Small studies for tests: files of several layers, and measuring what is in them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from sdsa_quant.study.layers import StudyInputs
-from sdsa_quant.study.run import Study, measure_units, open_study
+from sdsa_quant.study.inputs import StudyInputs
 from sdsa_quant.study.settings import StudySettings
-from sdsa_quant.study.summary import StudySummary, summarize_study
+from sdsa_quant.study.work import Study, measure_units, open_study
 
 LENGTHS = (70, 0, 300, 129)
 ROWS = 2  # query rows of each request
@@ -43,11 +42,9 @@ def layer_inputs(path: Path, **changes: object) -> StudyInputs:
     return StudyInputs(path, path, **options)  # type: ignore[arg-type]
 
 
-def run_study(
-    inputs: StudyInputs, settings: StudySettings, folder: Path
-) -> tuple[Study, StudySummary]:
-    """A study measured in this process."""
+def measured_study(inputs: StudyInputs, settings: StudySettings, folder: Path) -> Study:
+    """A study whose units are all measured, in this process, with `folder` as its work folder."""
     study = open_study(inputs, settings, folder)
     study.folder.prepare(restart=False)
     measure_units(study, study.units())
-    return study, summarize_study(study)
+    return study

@@ -1,9 +1,8 @@
-"""Run an accuracy study: its units shared out over ranks, measured, recorded, resumed.
+"""The work of a study: its units, shared out, measured, and recorded in a folder.
 
-A unit is one request of one layer. Units are measured with one thread each, so that every sum has
-one order whatever the machine; ranks are what uses several cores, GPUs or machines. Ranks are the
-processes of ``torchrun``, or those that `run_study` starts itself. They exchange nothing but
-records in the work folder, which all of them must see, and a word at the end on how it went.
+A unit is one request of one layer. A unit is measured with one thread, so that every sum has one
+order whatever the machine; several processes use several cores, GPUs or machines. They exchange
+nothing except result files in the work folder, which all of them must see.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from .layers import StudyInputs, StudyLayer, open_layers
+from .inputs import StudyInputs
+from .layers import StudyLayer, open_layers
 from .records import StudyFolder, describe_study
 from .settings import StudySettings
 from .unit import LayerTransforms, fit_layer, measure_unit
@@ -43,8 +43,8 @@ class Study:
     def units(self) -> list[Unit]:
         """Every unit, layer by layer."""
         return [
-            Unit(place, request, length * (_KEY_COST + len(layer.request_rows[request])) + 1)
-            for place, layer in enumerate(self.layers)
+            Unit(index, request, length * (_KEY_COST + len(layer.request_rows[request])) + 1)
+            for index, layer in enumerate(self.layers)
             for request, length in enumerate(layer.keys.context_lengths)
         ]
 
@@ -86,7 +86,7 @@ def share_units(units: Sequence[Unit], rank: int, ranks: int) -> list[Unit]:
 def measure_units(
     study: Study, units: Sequence[Unit], advance: Callable[[int], None] = lambda cost: None
 ) -> None:
-    """Measure and record the units that have no record yet.
+    """Measure and record the units that have no result file yet.
 
     Parameters
     ----------
@@ -95,12 +95,12 @@ def measure_units(
     units : sequence of Unit
         Some of the study's units, those of a layer together.
     advance : callable
-        Is told the cost of each unit that is done.
+        Called with the cost of each unit that is done.
 
     Raises
     ------
     ValueError
-        A key or a query value is not finite, or a record cannot be written.
+        A key or a query value is not finite, or a result file cannot be written.
     """
     fitted: tuple[int, LayerTransforms] | None = None
     with _one_thread():

@@ -1,0 +1,43 @@
+"""What a user names for a study: files, tensors, and how query rows belong to requests.
+
+Nothing here needs torch, so that the command line and a report's readers can have it at no cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_FORMATS = ("nvfp4", "nvfp4-mixed", "nvfp4-4over6", "mxfp4", "fp8")  # all except bf16
+
+
+@dataclass(frozen=True, slots=True)
+class StudyInputs:
+    """What was studied, as it was given; null for what was left out."""
+
+    keys: Path
+    """File, folder or index of the unquantized keys."""
+
+    queries: Path
+    """File, folder or index of the query rows."""
+
+    keys_pattern: str | None = None
+    """Name or pattern of the key tensors."""
+
+    queries_pattern: str | None = None
+    """Name or pattern of the query tensors."""
+
+    lengths: str | None = None
+    """Tensor of request lengths or offsets, or a pattern matched to the layers."""
+
+    rows_per_group: int | None = None
+    """Consecutive query rows of one request."""
+
+    requests: tuple[int, ...] | str | None = None
+    """Request of each group, or a tensor's name or pattern; groups are spread evenly if null."""
+
+    causal: bool = False
+    """Whether a row sees the keys up to its own position; rows are a request's last positions."""
+
+    positions: str | None = None
+    """Tensor of each row's position, from 0, or a pattern."""

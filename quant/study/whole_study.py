@@ -1,0 +1,247 @@
+"""A whole study in one call: measured in every process there is, reduced, written to a folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from sdsa_quant.accuracy.blocks import FIRST_EXPONENT
+from sdsa_quant.environment import describe_environment
+from sdsa_quant.errors import Hint, InputError, SdsaError
+from sdsa_quant.files.atomic_file import write_text
+from sdsa_quant.files.typed_json import json_text
+from sdsa_quant.formats.key_formats import KEY_FORMATS
+from sdsa_quant.formats.transforms import NONE
+from sdsa_quant.layout import DEFAULT_SOFTMAX_SCALE, DEFAULT_TOP_K
+
+from .inputs import DEFAULT_FORMATS, StudyInputs
+from .ranks import Ranks, joined_ranks, measure_with_workers
+from .report import (
+    REPORT_NAME,
+    FormatInfo,
+    StudiedSettings,
+    StudyReport,
+    StudyTiming,
+    TransformInfo,
+)
+from .settings import StudySettings, transform_choices
+from .suggestion import suggest
+from .summary import summarize_study
+from .unit import ERROR_STEPS
+from .work import Study, open_study, share_units
+
+WORK_FOLDER = "work"
+_MOST_WORKERS = 8  # unless asked for more: each takes a few hundred MB
+
+Progress = Callable[[int, int], None]  # work done and all work, in units of its own
+
+
+def run(
+    keys: str | Path,
+    queries: str | Path,
+    output: str | Path,
+    *,
+    keys_pattern: str | None = None,
+    queries_pattern: str | None = None,
+    lengths: str | None = None,
+    rows_per_group: int | None = None,
+    requests: Sequence[int] | str | None = None,
+    causal: bool = False,
+    positions: str | None = None,
+    formats: Sequence[str] = DEFAULT_FORMATS,
+    rotate: Sequence[str] = (NONE,),
+    gain: Sequence[str] = (NONE,),
+    center: Sequence[str] = (NONE,),
+    top_k: Sequence[int] = DEFAULT_TOP_K,
+    softmax_scale: float = DEFAULT_SOFTMAX_SCALE,
+    device: str = "cpu",
+    workers: int | None = 1,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> StudyReport:
+    """Study what formats and transforms of keys do to the top-k, layer by layer.
+
+    Every combination of formats, rotations, gains and centers is measured on every request of
+    every layer, against the unquantized keys. A study that was interrupted continues when the same
+    call is made again. Under ``torchrun`` every rank makes the same call: the ranks share the work,
+    the first one writes, and all return the same report.
+
+    Parameters
+    ----------
+    keys, queries : str or Path
+        Unquantized keys and query rows: a safetensors file, a folder of them, or an index. Both may
+        be the same.
+    output : str or Path
+        The folder that gets ``report.json`` and, during the run, a folder ``work``; it is made if
+        it does not exist.
+    keys_pattern, queries_pattern : str, optional
+        Names or patterns of the key and the query tensors; by default those of the usual names.
+        Layers are matched by the numbers in the names.
+    lengths : str, optional
+        Tensor of request lengths or offsets, or a pattern; without it each layer is one request.
+    rows_per_group : int, optional
+        Consecutive rows of one request; by default what the queries' shape or metadata says, or 1.
+    requests : sequence of int, or str, optional
+        Request of each group, or a tensor's name or pattern; spread evenly by default.
+    causal : bool
+        Whether a row sees the keys up to its own position; the rows of a request are its last
+        positions.
+    positions : str, optional
+        Tensor of each row's position, from 0, or a pattern, for causal rows that are not the last.
+    formats : sequence of str
+        Names from ``bf16``, ``nvfp4``, ``nvfp4-mixed``, ``nvfp4-4over6``, ``mxfp4`` and ``fp8``.
+    rotate, gain, center : sequence of str
+        Transforms to combine: ``none`` and ``hadamard``; ``none``, ``auto`` and powers of two;
+        ``none`` and ``channel``.
+    top_k : sequence of int
+        Numbers of keys that an indexer selects.
+    softmax_scale : float
+        What a score is multiplied by before the softmax of mass@k.
+    device : str
+        ``cpu``, ``cuda`` or ``cuda:N``; under ``torchrun``, ``cuda`` is the rank's own device.
+    workers : int or None
+        Processes of this rank; None for one for each core up to 8, or one under ``torchrun`` and
+        on a GPU. For more than one, a script needs ``if __name__ == "__main__":``.
+    force : bool
+        Whether to replace a report, and to start an unfinished study over.
+    progress : callable, optional
+        Called in the first rank with the work done and all of its work, at the start and after each
+        unit.
+
+    Returns
+    -------
+    StudyReport
+        What ``report.json`` holds.
+
+    Raises
+    ------
+    ValueError
+        An input or an argument is not what it must be, or there is a report already and `force` is
+        false.
+    SdsaError
+        A worker or another rank failed.
+    """
+    started = time.monotonic()
+    inputs = StudyInputs(
+        keys=Path(keys),
+        queries=Path(queries),
+        keys_pattern=keys_pattern,
+        queries_pattern=queries_pattern,
+        lengths=lengths,
+        rows_per_group=rows_per_group,
+        requests=requests if requests is None or isinstance(requests, str) else tuple(requests),
+        causal=causal,
+        positions=positions,
+    )
+    settings = StudySettings(
+        formats=_names(formats),
+        transforms=transform_choices(_names(rotate), _names(gain), _names(center)),
+        top_k=tuple(top_k),
+        softmax_scale=softmax_scale,
+    )
+    if workers is not None and workers < 1:
+        raise InputError(f"must be at least 1, got {workers}", argument="workers")
+    device = _device_of_rank(device)
+    study = open_study(inputs, settings, Path(output) / WORK_FOLDER, device)
+    path = Path(output) / REPORT_NAME
+    if path.exists() and not force:
+        raise InputError("exists already", source=path, hint=Hint("force", "to replace it", True))
+    with joined_ranks(device) as ranks:
+        processes = workers or _default_workers(ranks.count, device)
+        ranks.in_step(lambda: study.folder.prepare(restart=force) if ranks.is_first else None)
+        _measure(study, ranks, processes, progress)
+
+        def write() -> None:
+            if ranks.is_first:
+                seconds = time.monotonic() - started
+                timing = StudyTiming(seconds, ranks.count, ranks.joined_by, processes)
+                write_text(path, json_text(_report(study, timing)) + "\n", force=True)
+                study.folder.remove()
+
+        ranks.in_step(write)
+    return StudyReport.read(path)  # so that nobody gets a report that is not the file's
+
+
+def _names(given: Sequence[str]) -> tuple[str, ...]:
+    """The names given; a name alone stands for itself."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _device_of_rank(device: str) -> str:
+    """``cuda`` under torchrun is a device by the process's own number on its machine."""
+    rank = os.environ.get("LOCAL_RANK")
+    if device != "cuda" or rank is None:
+        return device
+    return f"cuda:{int(rank) % torch.cuda.device_count()}"
+
+
+def _default_workers(ranks: int, device: str) -> int:
+    if ranks > 1 or device != "cpu":
+        return 1
+    return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
+
+
+def _measure(study: Study, ranks: Ranks, workers: int, progress: Progress | None) -> None:
+    """Measure this rank's share of the study, in step with the others."""
+    units = share_units(study.units(), ranks.rank, ranks.count)
+    cost, done = sum(unit.cost for unit in units), 0
+
+    def advance(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None and ranks.is_first:
+            progress(done, cost)
+
+    def measure() -> None:
+        advance(0)
+        measure_with_workers(study, units, workers, advance)
+
+    try:
+        ranks.in_step(measure)
+    except SdsaError:
+        if ranks.is_first:  # by now no rank is at work
+            study.folder.remove_unless_used()
+        raise
+
+
+def _report(study: Study, timing: StudyTiming) -> StudyReport:
+    """The report of a study whose units are all measured."""
+    summary = summarize_study(study)
+    return StudyReport(
+        schema="sdsa.study/1",
+        command="study",
+        inputs=study.inputs,
+        device=study.device.partition(":")[0],  # the same for every rank
+        settings=_settings(study.settings),
+        layers=summary.layers,
+        rows_invalid=summary.rows_invalid,
+        suggestions=suggest(summary),
+        results=tuple(
+            result for results in (summary.overall, *summary.by_layer) for result in results
+        ),
+        blocks=summary.blocks,
+        environment=describe_environment(),
+        timing=timing,
+    )
+
+
+def _settings(settings: StudySettings) -> StudiedSettings:
+    formats = [KEY_FORMATS[name] for name in settings.formats]
+    return StudiedSettings(
+        formats=tuple(
+            FormatInfo(each.name, each.bytes_per_key, each.quantizes_query, each.summary)
+            for each in formats
+        ),
+        transforms=tuple(
+            TransformInfo(each.label, each.center, each.rotate, each.gain)
+            for each in settings.transforms
+        ),
+        top_k=settings.top_k,
+        softmax_scale=settings.softmax_scale,
+        error_steps=ERROR_STEPS,
+        first_exponent=FIRST_EXPONENT,
+    )
