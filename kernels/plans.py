@@ -2,7 +2,8 @@
 
 Checking eight tensors in Python takes longer than a small call takes on a GPU. What the checks look
 at, dtypes, shapes, strides, devices and the alignment of addresses, is the call's *signature*. A
-plan is what a backend needs to launch a call of that signature again: everything but the addresses.
+plan is what a backend needs to launch a call of that signature again: everything except the
+addresses.
 Addresses are never part of a signature, and a call that differs in anything is checked in full.
 """
 

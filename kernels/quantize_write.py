@@ -79,7 +79,7 @@ def quantize_write_nvfp4(
     Raises
     ------
     TypeError
-        An argument is no tensor or has the wrong dtype.
+        An argument is not a tensor or has the wrong dtype.
     ValueError
         A shape, stride, alignment or device is wrong, or some but not all of the query's arguments
         are given.

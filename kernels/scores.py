@@ -62,7 +62,7 @@ def indexer_scores(
     Raises
     ------
     TypeError
-        An argument is no tensor or has the wrong dtype.
+        An argument is not a tensor or has the wrong dtype.
     ValueError
         A shape, stride, alignment or device is wrong, or scales are missing. With ``SDSA_CHECK=1``
         in the environment, also a length, request or page number out of range; that mode reads

@@ -19,8 +19,6 @@ so that the only rounding is that of the float32 sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from sdsa_quant.formats import e2m1, e4m3
@@ -28,6 +26,7 @@ from sdsa_quant.formats.nvfp4 import dequantize_nvfp4
 from sdsa_quant.layout import BLOCK, DIM, PAGE, SCALES_PER_KEY
 from sdsa_quant.paging import NVFP4
 
+from .pages import PageList, list_pages
 from .problem import TILED_SCALES_REASON, ScoreProblem
 
 # Measured on 2 cores with 1 MB of second-level cache each (2026-11): 32 pages a thread is 35 %
@@ -46,27 +45,6 @@ def reason_unsupported(problem: ScoreProblem) -> str | None:
     if problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return "it reads the context lengths on the host, which a graph capture forbids"
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class _PageList:
-    """Every page to score, group by group."""
-
-    pages: torch.Tensor  # int64 [n], page of the cache
-    groups: torch.Tensor  # int64 [n]
-    blocks: torch.Tensor  # int64 [n], position of the page in its request
-    counts: torch.Tensor  # int64 [n], keys of the page that its group sees, 1 to 64
-
-
-def _list_pages(problem: ScoreProblem) -> _PageList:
-    lengths = problem.context_lengths.long().clamp(0, problem.max_context)
-    blocks_per_group = (lengths + PAGE - 1) // PAGE
-    groups = torch.repeat_interleave(blocks_per_group)
-    first = blocks_per_group.cumsum(0) - blocks_per_group
-    blocks = torch.arange(groups.shape[0], device=groups.device) - first[groups]
-    pages = problem.block_table[problem.requests[groups].long(), blocks].long()
-    counts = (lengths[groups] - blocks * PAGE).clamp(max=PAGE)
-    return _PageList(pages, groups, blocks, counts)
 
 
 def _pages_per_chunk(device: torch.device) -> int:
@@ -133,7 +111,7 @@ class _ScoreWriter:
             (scores.shape[0], scores.shape[1] // PAGE, PAGE), (scores.stride(0), PAGE, 1)
         )
 
-    def write(self, part: _PageList, values: torch.Tensor) -> None:
+    def write(self, part: PageList, values: torch.Tensor) -> None:
         rows = part.groups[:, None] * self._rows_per_group + self._rows  # [pages, R]
         whole = part.counts == PAGE
         if bool(whole.all()):
@@ -168,7 +146,7 @@ def launch(problem: ScoreProblem) -> None:
 
 
 def _launch(problem: ScoreProblem) -> None:
-    page_list = _list_pages(problem)
+    page_list = list_pages(problem)
     total = page_list.pages.shape[0]
     if total == 0:
         return
@@ -177,11 +155,6 @@ def _launch(problem: ScoreProblem) -> None:
     writer = _ScoreWriter(problem)
     query = _grouped_query(problem)
     for start in range(0, total, step):
-        part = _PageList(
-            page_list.pages[start : start + step],
-            page_list.groups[start : start + step],
-            page_list.blocks[start : start + step],
-            page_list.counts[start : start + step],
-        )
+        part = page_list.part(start, start + step)
         keys = decoder.decode(part.pages)
         writer.write(part, _page_products(query[part.groups], keys))

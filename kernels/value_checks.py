@@ -23,8 +23,8 @@ def check_device_values(problem: ScoreProblem) -> None:
     Raises
     ------
     ValueError
-        A length is negative or needs more pages than the block table has columns, a request is no
-        row of the block table, or a page number below a group's length is no page of the cache.
+        A length is negative or needs more pages than the block table has columns, a request is not
+        a row of the block table, or a page number below a group's length is not in the cache.
     """
     lengths = problem.context_lengths.long().cpu()
     requests = problem.requests.long().cpu()

@@ -71,18 +71,26 @@ def _trace_tensor_core_kernel(
     architecture: str, variant: str, placeholders: list[Any], options: str
 ) -> tuple[Any, LaunchConfig]:
     # Here, since it uses an experimental part of CuTe DSL, which other kernels must not depend on.
-    from .tcgen05 import kernel as tcgen05_kernel
+    from .tcgen05.kernel import launch_tcgen05_kernel
+
+    traced = cute.compile(launch_tcgen05_kernel, *placeholders, variant, options=options)
+    return traced, tensor_core_config(variant)
+
+
+def tensor_core_config(variant: str) -> LaunchConfig:
+    """How to launch a tcgen05 variant."""
+    from .tcgen05.kernel import LATE_LEAST_TILE_PAGES
     from .tcgen05.rings import THREADS, shared_map
     from .tcgen05.tiles import FORMATS
 
-    launch = tcgen05_kernel.launch_tcgen05_kernel
-    traced = cute.compile(launch, *placeholders, variant, options=options)
     tile = FORMATS[variant]
-    return traced, LaunchConfig(
+    return LaunchConfig(
         threads=THREADS,
         shared_bytes=shared_map(tile).total,
         ctas_per_sm=tile.ctas_per_sm,
         teams=1,
-        late_least_pages=tcgen05_kernel.LATE_LEAST_TILE_PAGES,
+        late_least_pages=LATE_LEAST_TILE_PAGES,
         two_late_pages=0,
+        box_bytes=tile.row_bytes,
+        columns=tile.columns,
     )

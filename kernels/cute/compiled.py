@@ -17,6 +17,8 @@ class LaunchConfig:
     teams: int  # of a CTA, each with a share of its own
     late_least_pages: int  # for every team, from which on late CTAs pay
     two_late_pages: int  # for every team, from which on two waves of them pay; 0: never
+    box_bytes: int = 0  # width of the boxes of its tensor maps; 0 where it takes none
+    columns: int = 0  # of its MMAs, the query rows of a box
 
     def grid(self, sms: int, groups: int, max_context: int) -> tuple[int, int]:
         """CTAs of the first wave, and of all, on a device of `sms` multiprocessors.

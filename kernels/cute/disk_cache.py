@@ -75,7 +75,7 @@ def _decode(entry: bytes) -> CompiledKernel | None:
 
 
 def read_entry(path: Path) -> CompiledKernel | None:
-    """A kernel from its cache file, None where there is no usable one."""
+    """A kernel from its cache file, None where it cannot be used."""
     try:
         return _decode(path.read_bytes())
     except OSError:

@@ -4,7 +4,7 @@ The driver call is the cheapest way into a stream: one buffer of arguments, no t
 nothing allocated. It captures into graphs like any launch.
 
 Kernels are launched with *programmatic stream serialization*: one may start while the kernel before
-it in the stream ends, and waits by itself until that one is complete (docs/explanation/cute.md).
+it in the stream ends, and itself waits until that one is complete (docs/explanation/cute.md).
 """
 
 from __future__ import annotations
@@ -116,6 +116,11 @@ class LoadedKernel:
     def _make_context_current(self) -> None:
         _checked(driver.cuCtxSetCurrent(self._context), "use the device's context")
 
+    @property
+    def config(self) -> LaunchConfig:
+        """How it is launched."""
+        return self._config
+
     def _parameter_offset(self, index: int) -> int:
         """Bytes from the first parameter to another one."""
         result = driver.cuKernelGetParamInfo(self._kernel, index)
@@ -127,7 +132,7 @@ class LoadedKernel:
         Parameters
         ----------
         sizes : mapping of str to int
-            The fields of `arguments.Sizes`, but for the two that follow from the grid.
+            The fields of `arguments.Sizes`, except the two that follow from the grid.
         tensor_maps : callable, optional
             The tensor maps of a call, given its addresses; for kernels that take some.
         """

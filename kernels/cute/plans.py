@@ -23,7 +23,8 @@ from sdsa_quant.errors import InputError
 from sdsa_quant.layout import DIM, KEY_ALIGNMENT_BYTES, PACKED_DIM, PAGE
 from sdsa_quant.paging import NVFP4
 
-from .variants import ARCHITECTURES, TENSOR_CORE_VARIANTS, loaded_together
+from .compiled import LaunchConfig
+from .variants import ARCHITECTURES, loaded_together
 
 if TYPE_CHECKING:
     from .launch import LoadedKernel, TensorMaps
@@ -31,16 +32,12 @@ if TYPE_CHECKING:
 _PREFETCHED_TABLE_BYTES = 256 * 1024
 _MOST_MAPS = 1024  # pairs of addresses whose tensor maps a plan keeps: encoding takes microseconds
 
-# Widths of boxes of the tensor maps, and the columns of the MMAs (see cute_tcgen05_tiles).
-_BOX_BYTES = {"nvfp4": 64, "bf16": 128}
-_COLUMNS = {"nvfp4": 8, "bf16": 16}
-
 _kernels: dict[tuple[int, str], LoadedKernel] = {}
 _lock = threading.Lock()
 
 
 def plan_for(problem: ScoreProblem, variant: str) -> Plan:
-    """The launch of `problem` with a variant, loaded if need be, but for the addresses.
+    """The launch of `problem` with a variant, loaded if need be, at any addresses.
 
     Raises
     ------
@@ -61,7 +58,7 @@ def plan_for(problem: ScoreProblem, variant: str) -> Plan:
         "max_context": problem.max_context,
         "prefetched_bytes": _prefetched_table_bytes(problem.block_table),
     }
-    maps = _tensor_maps(problem) if variant in TENSOR_CORE_VARIANTS else None
+    maps = _tensor_maps(problem, kernel.config) if kernel.config.box_bytes else None
     return kernel.make_plan(sizes, maps)
 
 
@@ -122,18 +119,17 @@ def _prefetched_table_bytes(table: torch.Tensor) -> int:
     return size if 0 < size <= _PREFETCHED_TABLE_BYTES else 0
 
 
-def _tensor_maps(problem: ScoreProblem) -> TensorMaps:
+def _tensor_maps(problem: ScoreProblem, config: LaunchConfig) -> TensorMaps:
     """The tensor maps of query rows and pages, at any addresses."""
     from .tensor_maps import encode_tensor_map
 
     row_bytes = PACKED_DIM if problem.key_format == NVFP4 else 2 * DIM
-    box = _BOX_BYTES[problem.key_format]
     query_sizes = (row_bytes, problem.rows)
     query_strides = (_stride_between(problem.query),)
-    query_box = (box, _COLUMNS[problem.key_format])
+    query_box = (config.box_bytes, config.columns)
     key_sizes = (row_bytes, PAGE, problem.key_cache.shape[0])
     key_strides = (row_bytes, _stride_between(problem.key_cache))
-    key_box = (box, PAGE, 1)
+    key_box = (config.box_bytes, PAGE, 1)
     scale_mask = KEY_ALIGNMENT_BYTES - 1 if problem.tiled_scales else 0
 
     @functools.lru_cache(maxsize=_MOST_MAPS)
@@ -153,7 +149,7 @@ def _tensor_maps(problem: ScoreProblem) -> TensorMaps:
 
 
 def _stride_between(tensor: torch.Tensor) -> int:
-    """Bytes between pages or rows; of a single one its size, any multiple of 16 would do."""
+    """Bytes between pages or rows; for a single one its size, as any multiple of 16 would do."""
     if tensor.shape[0] == 1:
         return tensor.numel() * tensor.element_size()
     return _row_bytes(tensor)

@@ -1,6 +1,6 @@
 """Measure one scoring call on its device: graph replays beside both roofs, or plain repeats.
 
-On a GPU: `graph_timing` for the calls, `roofs` for what memory allows, and on lines of their own
+On a GPU: `timing` for the calls, `roofs` for what memory allows, and on lines of their own
 what a replay leaves out, the seconds of the first call and the host time of an eager one. On a CPU
 there is no graph and no roof, only the time.
 """

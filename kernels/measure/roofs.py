@@ -2,12 +2,12 @@
 
 - **read roof**: bytes per second of a kernel that reads one large buffer in order.
 - **page-gather roof**: the time of a kernel that only reads the same bytes of the same pages in the
-  same order as a scoring call, and writes as many score bytes to the same places.
+  same order as a scoring call, and writes as many score bytes to the same addresses.
 
 Both launch a program for every few pages, which the hardware hands to whichever multiprocessor is
 free, and which is faster than a grid of resident programs with equal shares
 (docs/explanation/triton.md). The page-gather roof overlaps its launches as the scoring kernels do
-(`triton_launch`). What is read is folded into one word, so that no load can be left out.
+(`triton.launch`). What is read is folded into one word, so that no load can be left out.
 Each roof is the best of a few launch shapes.
 """
 
@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
 from sdsa_kernels.device import device_index
+from sdsa_kernels.pages import PageList, list_pages
 from sdsa_kernels.problem import ScoreProblem
 from sdsa_kernels.triton.launch import COMPILE_OPTIONS, overlaps_launches
 from sdsa_quant.layout import BF16_RECORD_BYTES, CODE_PAGE_BYTES, PAGE, SCALE_PAGE_BYTES
@@ -101,29 +101,6 @@ def read_roof_bytes_per_second(index: int) -> float:
         return _READ_BYTES / time_graph([read], 20).median_us * 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class _PageList:
-    """The pages of one call in the order of its groups, on the device."""
-
-    pages: torch.Tensor  # int32 [n]
-    score_offsets: torch.Tensor  # int64 [n], in elements of scores
-    counts: torch.Tensor  # int32 [n]
-
-
-def _list_pages(problem: ScoreProblem) -> _PageList:
-    lengths = problem.context_lengths.long().clamp(0, problem.max_context)
-    blocks_of_group = (lengths + PAGE - 1) // PAGE
-    groups = torch.repeat_interleave(blocks_of_group)
-    first = blocks_of_group.cumsum(0) - blocks_of_group
-    blocks = torch.arange(groups.shape[0], device=groups.device) - first[groups]
-    row_step = problem.rows_per_group * problem.scores.stride(0)
-    return _PageList(
-        pages=problem.block_table[problem.requests[groups].long(), blocks],
-        score_offsets=groups * row_step + blocks * PAGE,
-        counts=(lengths[groups] - blocks * PAGE).clamp(max=PAGE).int(),
-    )
-
-
 def time_page_gather(
     problems: Sequence[ScoreProblem], repeats: int, *, calls_per_replay: int = 1
 ) -> Timing:
@@ -131,7 +108,7 @@ def time_page_gather(
 
     Overwrites the scores of every problem with zeros below each length.
     """
-    lists = [_list_pages(problem) for problem in problems]
+    lists = [list_pages(problem) for problem in problems]
     timings = [
         time_graph(
             [
@@ -147,7 +124,7 @@ def time_page_gather(
 
 
 def _gather_call(
-    problem: ScoreProblem, pages: _PageList, step: int, warps: int
+    problem: ScoreProblem, pages: PageList, step: int, warps: int
 ) -> Callable[[], None]:
     sink = torch.empty(1, dtype=torch.int32, device=problem.device)
     nvfp4 = problem.key_format == NVFP4
@@ -155,6 +132,9 @@ def _gather_call(
     keys = _as_words(problem.key_cache)
     key_scales = keys if problem.key_scales is None else _as_words(_scale_pages(problem))
     count = pages.pages.shape[0]
+    row_step = problem.rows_per_group * problem.scores.stride(0)
+    score_offsets = pages.groups * row_step + pages.blocks * PAGE
+    counts = pages.counts.int()
     overlaps = overlaps_launches(device_index(problem.device))
 
     def gather() -> None:
@@ -162,8 +142,8 @@ def _gather_call(
             keys,
             key_scales,
             pages.pages,
-            pages.score_offsets,
-            pages.counts,
+            score_offsets,
+            counts,
             problem.scores,
             sink,
             count,

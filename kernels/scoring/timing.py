@@ -1,4 +1,4 @@
-"""How long scoring a task takes: the one place that knows which way of timing a device has."""
+"""How long scoring a task takes: which way of timing a device has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold the scores of one call against float64, page by page on the device that computed them."""
+"""Compare the scores of one call with float64, page by page on the device that computed them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sdsa_quant.layout import DIM, PAGE
 
 from .reference import reference_decode
 
-UNTOUCHED = 12345.0  # fill `scores` with it before the call that is checked
+UNTOUCHED = 12345.0  # fill `scores` with it before the call that is compared
 _PAGES_AT_A_TIME = 1024
 _FLOAT32_EPSILON = 2.0**-24
 
 
-def check_scores(problem: ScoreProblem) -> float:
+def compare_scores(problem: ScoreProblem) -> float:
     """Compare ``problem.scores`` with float64 products of the decoded rows and keys.
 
     An error may reach ``128 * 2^-24 * sum |q k|``, what float32 summation in any order can cost.
@@ -46,11 +46,11 @@ def check_scores(problem: ScoreProblem) -> float:
         if length:
             table = problem.block_table[requests[group], : -(-length // PAGE)]
             scores = problem.scores[rows, :length]
-            largest = max(largest, _check_group(problem, group, query[rows], table, scores))
+            largest = max(largest, _compare_group(problem, group, query[rows], table, scores))
     return largest
 
 
-def _check_group(
+def _compare_group(
     problem: ScoreProblem,
     group: int,
     query: torch.Tensor,

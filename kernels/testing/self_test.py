@@ -14,7 +14,7 @@ from sdsa_quant.errors import DeviceLostError, SdsaError
 from sdsa_quant.formats.scale_order import LINEAR, TILED
 from sdsa_quant.paging import BF16
 
-from .compare import UNTOUCHED, check_scores
+from .compare import UNTOUCHED, compare_scores
 from .problems import FORMAT_PAIRS, Shape, synthetic_problems, with_tiled_scales
 
 # Every way in which a group can end, among more groups than a warp has lanes.
@@ -37,7 +37,7 @@ class SelfTest:
     key_format: str
     scale_order: str | None  # of key_scales, None where there are none
     backend: str
-    largest_difference: float | None  # from float64, None where there are no right scores
+    largest_difference: float | None  # from float64, None where no score was right
     failure: str | None  # None where all is well
 
 
@@ -77,7 +77,7 @@ def _problem(format_pair: str, device: str, tiled: bool) -> ScoreProblem:
 
 
 def _is_asked(backend: Backend, problem: ScoreProblem) -> bool:
-    """Whether a backend can run, or would, had its kernel passed its check."""
+    """Whether a backend can run, or could if its kernel had passed its self-check."""
     runs = backend.reason_unsupported(problem) is None
     return runs or backend.reason_for_fallback(problem) is not None
 
@@ -95,7 +95,7 @@ def _run(problem: ScoreProblem, backend: Backend) -> tuple[float | None, str | N
     try:
         if backend.reason_unsupported(problem) is None:
             backend.launch(problem)
-            largest = check_scores(problem)
+            largest = compare_scores(problem)
         return largest, backend.reason_for_fallback(problem)
     except DeviceLostError:
         raise

@@ -2,10 +2,10 @@
 
 The host side. Two kernels do the work, both with a grid that the device fixes, made smaller only
 where `scores` is too narrow for that many pages, sharing out the pages that the lengths define
-(`triton_shares`):
+(`shares`):
 
-- `triton_gluon`, where Triton has Gluon (3.6 and later);
-- `triton_portable`, with older Tritons and under the interpreter (``TRITON_INTERPRET=1``), which
+- `score_gluon`, where Triton has Gluon (3.6 and later);
+- `score_portable`, with older Tritons and under the interpreter (``TRITON_INTERPRET=1``), which
   takes CPU tensors.
 
 A device compiles one variant per pair of formats, three in all: nothing else is a compile-time

@@ -32,7 +32,7 @@ def interpreting() -> bool:
 
 @functools.cache
 def has_gluon() -> bool:
-    """Whether the installed Triton has the Gluon features that `triton_gluon` uses."""
+    """Whether the installed Triton has the Gluon features that `score_gluon` uses."""
     version = package_version("triton")
     if version is None:
         return False

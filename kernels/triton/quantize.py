@@ -168,7 +168,7 @@ def _load_8(words_ptr, live, dtype: tl.constexpr):
 @triton.jit
 def _write_rows(
     x_ptr,
-    places_ptr,
+    index_ptr,
     codes_ptr,
     scales_ptr,
     count,
@@ -179,17 +179,17 @@ def _write_rows(
     PAGED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Quantize one tile of `ROWS` rows and write each to its place; negative ones are skipped.
+    """Quantize one tile of `ROWS` rows and write each to its index; negative ones are skipped.
 
-    A place is a slot of a paged cache (page ``place // 64``, key ``place % 64``) or a row.
+    An index is a slot of a paged cache (page ``index // 64``, key ``index % 64``) or a row.
     """
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     WORDS: tl.constexpr = dtype.primitive_bitwidth // 4  # 32-bit words of 8 values
     thread = tl.arange(0, ROWS * _UNITS)
     row = tile * ROWS + thread // _UNITS
     block = thread % _UNITS
-    place = tl.load(places_ptr + row, mask=row < count, other=-1)
-    live = place >= 0
+    index = tl.load(index_ptr + row, mask=row < count, other=-1)
+    live = index >= 0
     words = x_ptr.to(tl.pointer_type(tl.int32)) + (row.to(tl.int64) * x_stride * 4)
     words += block * (2 * WORDS)
     a, b = _load_8(words, live, dtype)
@@ -198,10 +198,10 @@ def _write_rows(
     e, f = _load_8(words, live, dtype)
     g, h = _load_8(words + WORDS, live, dtype)
     if PAGED:
-        record = place >> _PAGE_BITS
-        block += (place & _IN_PAGE).to(tl.int32) * _BLOCKS
+        record = index >> _PAGE_BITS
+        block += (index & _IN_PAGE).to(tl.int32) * _BLOCKS
     else:
-        record = place
+        record = index
     out_codes = codes_ptr + (record * codes_stride * 2 + block)
     out_scales = scales_ptr + (record * scales_stride + block)
     ALTERNATING: tl.constexpr = dtype != tl.float32
@@ -251,7 +251,7 @@ def quantize_write_kernel(
     ROWS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    if OVERLAPS:  # `triton_launch` says why, and why before anything else
+    if OVERLAPS:  # `launch` says why, and why before anything else
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     tile = tl.program_id(0)

@@ -3,7 +3,7 @@
     keys [64, 128]  x  query^T [128, 8]  =  scores^T [64, 8]      FP32 sums, one page a step
 
 Query rows are the 8-column operand of m16n8k16 MMAs, so groups of 1 to 8 rows cost the same MMAs,
-and no variants. `triton_shares` shares out the work. What differs is how keys get to the MMAs.
+and no variants. `shares` shares out the work. What differs is how keys get to the MMAs.
 
 **NVFP4: memory to registers, nothing between.** The sum over values may be taken in any order, so
 each lane may as well hold the values that it can load with one instruction. Four lanes share a key:
@@ -11,8 +11,8 @@ each lane may as well hold the values that it can load with one instruction. Fou
     a key's codes, 64 bytes:   | q=0 | q=1 | q=2 | q=3 |        one 16-byte load a lane
     its 8 scales:              | 0 1 | 2 3 | 4 5 | 6 7 |        one 2-byte load a lane
 
-Decoded in place (`triton_unpack`), those registers are the key operand with ``k_width`` 16: no
-shared memory, no barrier in the loop. Latency is hidden by many small programs (`triton_scores`)
+Decoded in place (`unpack`), those registers are the key operand with ``k_width`` 16: no
+shared memory, no barrier in the loop. Latency is hidden by many small programs (`backend`)
 and on SM90 by asking the L2 cache for a page one step before it is loaded, which takes no register.
 
 **BF16: a ring of pages in shared memory.** A page is 16 KB, too much for registers to have enough
@@ -169,7 +169,7 @@ def score_kernel(
     QUERY_NVFP4: gl.constexpr,
     KEY_NVFP4: gl.constexpr,
     WARPS: gl.constexpr,
-    SM90: gl.constexpr,  # whether there are overlapping launches (`triton_launch`) and prefetches
+    SM90: gl.constexpr,  # whether there are overlapping launches (`launch`) and prefetches
 ):
     if SM90:
         if not KEY_NVFP4:

@@ -1,8 +1,8 @@
 """The portable scoring kernel, in plain Triton.
 
-It runs where the register-level kernel of `triton_gluon` cannot: under the interpreter on a CPU
+It runs where the register-level kernel of `score_gluon` cannot: under the interpreter on a CPU
 (``TRITON_INTERPRET=1``) and with Triton before 3.6. The work is shared out by the same code
-(`triton_shares`) and the arithmetic is the same; only the way from memory to the tensor cores is
+(`shares`) and the arithmetic is the same; only the way from memory to the tensor cores is
 left to the compiler.
 
 NVFP4 keys are decoded to FP16 (for NVFP4 query rows) or BF16 (for BF16 rows), exactly:

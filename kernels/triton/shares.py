@@ -2,7 +2,7 @@
 
 Write the pages of group 0, then those of group 1, and so on as one list. Of its ``total`` pages,
 program ``p`` of ``P`` takes ``total // P``, one more if ``p < total % P``, next to each other.
-Every program finds its place by itself from the lengths on the device, in the launch that scores:
+Every program finds its share from the lengths on the device, in the launch that scores:
 
 1. load the lengths, count pages, add them all up: the share begins at page ``start``;
 2. a prefix sum gives where each group's pages end; the first group that ends past ``start`` is

@@ -1,4 +1,4 @@
-"""Host side of `quantize_write_nvfp4` on CUDA tensors: one launch of `triton_quantize`.
+"""Host side of `quantize_write_nvfp4` on CUDA tensors: one launch of `quantize`.
 
 One variant per dtype of the values and device; nothing else is compiled in or specialized on.
 """

@@ -253,11 +253,11 @@ def _time_other(calls: Sequence[Any], options: BenchOptions) -> float | None:
 
 def _check(problem: Any, backend: str) -> None:
     from sdsa_kernels.measure.measurement import scoring_call
-    from sdsa_kernels.testing.compare import UNTOUCHED, check_scores
+    from sdsa_kernels.testing.compare import UNTOUCHED, compare_scores
 
     problem.scores.fill_(UNTOUCHED)
     scoring_call(problem, backend)()
-    check_scores(problem)
+    compare_scores(problem)
 
 
 def _parse_list(option: str, text: str, choices: Sequence[str]) -> tuple[str, ...]:

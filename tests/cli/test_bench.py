@@ -172,18 +172,18 @@ def test_the_check_finds_a_wrong_score(values: str) -> None:
     problem = synthetic_problems(shape, values, torch.device("cpu"), rotations=1, seed=1)[0]
     problem.scores.fill_(score_check.UNTOUCHED)
     measure.scoring_call(problem, "torch")()
-    score_check.check_scores(problem)
+    score_check.compare_scores(problem)
     right = problem.scores[5, 63].clone()
     problem.scores[5, 63] += max(1.0, 0.01 * abs(float(right)))
     with pytest.raises(CheckFailedError, match="group 2, row 1, key 63: score"):
-        score_check.check_scores(problem)
+        score_check.compare_scores(problem)
     problem.scores[5, 63] = float("nan")
     with pytest.raises(CheckFailedError, match="group 2, row 1, key 63"):
-        score_check.check_scores(problem)
+        score_check.compare_scores(problem)
     problem.scores[5, 63] = right
     problem.scores[3, 7] = 0.0
     with pytest.raises(CheckFailedError, match="group 1: an entry past its length 0"):
-        score_check.check_scores(problem)
+        score_check.compare_scores(problem)
 
 
 def measurement(median_us: float, rotation: Rotation) -> Measurement:

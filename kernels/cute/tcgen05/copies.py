@@ -31,7 +31,7 @@ from .tiles import (
     TileFormat,
 )
 
-MISSING = -1  # page number of a page that there is not
+MISSING = -1  # page number that stands for a missing page
 
 
 class Pages(NamedTuple):

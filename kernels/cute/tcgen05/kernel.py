@@ -2,7 +2,7 @@
 
 Six warps with three roles, which meet at barriers in shared memory only:
 
-- warp 5 copies (`cute_tcgen05_copies`): for each tile the codes by tensor map and the scales by
+- warp 5 copies (`copies`): for each tile the codes by tensor map and the scales by
   4-byte copies, into the next free stage of a ring; for each run the group's query rows, into one
   of two buffers;
 - warp 4 starts the MMAs: one thread copies a tile's scales to tensor memory, multiplies, and lets
@@ -75,7 +75,7 @@ from .tiles import (
 CACHE_LINE = 128
 
 # Pages for every CTA of the first wave, from which on late CTAs follow: as many an SM as the
-# warp-level kernel needs (cute_schedule).
+# warp-level kernel needs (schedule).
 LATE_LEAST_TILE_PAGES = 64
 
 

@@ -1,6 +1,6 @@
 """The PTX instructions of the tcgen05 kernels, one function each (PTX ISA 8.8).
 
-Addresses are as in `cute_ptx`; an address in tensor memory is an ``Int32`` with the lane in its
+Addresses are as in `cute.ptx`; an address in tensor memory is an ``Int32`` with the lane in its
 upper and the column in its lower 16 bits. Matrix descriptors are ``Int64``.
 """
 

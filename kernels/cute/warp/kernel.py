@@ -5,8 +5,8 @@ current one; a page's codes and scales are one copy where they are adjacent in m
 Four warps share a BF16 page, two an NVFP4 page of a short list. Warps never wait for each other
 after the lengths are summed.
 
-The kernel may be launched while the one before it in the stream still runs (cute_launch): it waits
-for that one, in every thread, before it touches what another kernel could.
+The kernel may be launched while the one before it in the stream still runs (`cute.launch`): it
+waits for that one, in every thread, before it touches what another kernel could.
 """
 
 from typing import NamedTuple
@@ -101,15 +101,15 @@ class Feed(NamedTuple):
     """The next page to request, ahead of the one being scored by the length of the ring."""
 
     group: Int32
-    block: Int32
-    blocks: Int32  # of the group
+    page_index: Int32  # in the group
+    pages: Int32  # of the group
     table: Int64  # the group's row of the block table
     page: Int32  # its entry
     left: Int32  # pages to request, this one included
 
 
-def _page_of(table: Int64, block: Int32) -> Int32:
-    return load_global_int(table + Int64(block) * 4)
+def _page_of(table: Int64, page_index: Int32) -> Int32:
+    return load_global_int(table + Int64(page_index) * 4)
 
 
 def start_feed(pages: Pages, place: Place, count: Int32) -> Feed:
@@ -117,8 +117,8 @@ def start_feed(pages: Pages, place: Place, count: Int32) -> Feed:
     table = pages.table + Int64(place.request) * pages.table_stride
     return Feed(
         group=place.group,
-        block=place.block,
-        blocks=pages_of_keys(place.keys),
+        page_index=place.block,
+        pages=pages_of_keys(place.keys),
         table=table,
         page=_page_of(table, place.block),
         left=count,
@@ -167,18 +167,18 @@ def request_next(
 ) -> Feed:
     """Request the feed's page into a slot and move the feed on, past the end of a group too."""
     request_page(operands, pages, ring, slot, feed.page)
-    group, block, blocks, table, page, left = feed
+    group, page_index, group_pages, table, page, left = feed
     left -= 1
-    block += 1
+    page_index += 1
     if left > 0:
-        if block == blocks:
+        if page_index == group_pages:
             place = next_place(source, group)
             group = place.group
-            block = place.block
-            blocks = pages_of_keys(place.keys)
+            page_index = place.block
+            group_pages = pages_of_keys(place.keys)
             table = pages.table + Int64(place.request) * pages.table_stride
-        page = _page_of(table, block)
-    return Feed(group, block, blocks, table, page, left)
+        page = _page_of(table, page_index)
+    return Feed(group, page_index, group_pages, table, page, left)
 
 
 @cute.jit
@@ -258,7 +258,7 @@ def score_kernel(
     if line < sizes.prefetched_bytes:
         prefetch_to_l2(addresses.block_table + Int64(line))
 
-    # Stages first: copies to addresses that are no multiple of 128 bytes are slower.
+    # Stages first: copies to addresses that are not multiples of 128 bytes are slower.
     shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint())
     barriers = shared + WARPS * operands.stages * stage_bytes(operands)
     scratch = barriers + WARPS * operands.stages * BARRIER_BYTES

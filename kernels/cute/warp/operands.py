@@ -103,7 +103,7 @@ def store_scores(
 
 
 class Operands(Protocol):
-    """One way to score a page; its methods run while a kernel is traced, once per place of use."""
+    """One way to score a page; its methods run while a kernel is traced, once per use."""
 
     short: bool  # for lists of a few pages for every team
     team: int  # warps that score a page together, an equal part of its keys each
@@ -111,7 +111,7 @@ class Operands(Protocol):
     scale_bytes: int
     stages: int  # of a warp's ring
     parts: int  # in which these are read and scored, to hold fewer registers
-    two_late_pages: int  # see `cute_schedule.Worker`
+    two_late_pages: int  # see `schedule.Worker`
 
     def fetch_query(self, query: QueryRows) -> Any:
         """Start to load what a lane needs of the query rows."""
