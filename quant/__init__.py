@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .accuracy.metrics import RowAccuracy, row_accuracy
     from .accuracy.summary import Accuracy, summarize_accuracy
     from .accuracy.top_k import top_k_indices
+    from .caches import BuiltCaches, build_cache
     from .files.cache_file import CacheFile, CacheWriter, open_cache, validate_cache
     from .files.cache_header import CacheHeader
     from .files.scores_file import ScoresFile, ScoresWriter, open_scores
@@ -22,46 +23,23 @@ if TYPE_CHECKING:
     from .formats.scale_order import linear_from_128x4, linear_to_128x4
     from .formats.transforms import hadamard
     from .paging import PagedKeys, gather_keys, page_views
+    from .quantize_cache import QuantizedCache
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Accuracy",
-    "CacheFile",
-    "CacheHeader",
-    "CacheWriter",
-    "PagedKeys",
-    "RowAccuracy",
-    "ScoresFile",
-    "ScoresWriter",
-    "dequantize_fp8",
-    "dequantize_mxfp4",
-    "dequantize_nvfp4",
-    "gather_keys",
-    "hadamard",
-    "linear_from_128x4",
-    "linear_to_128x4",
-    "open_cache",
-    "open_scores",
-    "page_views",
-    "quantize_fp8",
-    "quantize_mxfp4",
-    "quantize_nvfp4",
-    "row_accuracy",
-    "summarize_accuracy",
-    "top_k_indices",
-    "validate_cache",
-]
-
+# Every public name, and the module that has it.
 _MODULES = {
     "Accuracy": "accuracy.summary",
+    "BuiltCaches": "caches",
     "CacheFile": "files.cache_file",
     "CacheHeader": "files.cache_header",
     "CacheWriter": "files.cache_file",
     "PagedKeys": "paging",
+    "QuantizedCache": "quantize_cache",
     "RowAccuracy": "accuracy.metrics",
     "ScoresFile": "files.scores_file",
     "ScoresWriter": "files.scores_file",
+    "build_cache": "caches",
     "dequantize_fp8": "formats.fp8",
     "dequantize_mxfp4": "formats.mxfp4",
     "dequantize_nvfp4": "formats.nvfp4",
@@ -80,6 +58,8 @@ _MODULES = {
     "top_k_indices": "accuracy.top_k",
     "validate_cache": "files.cache_file",
 }
+
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

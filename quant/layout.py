@@ -7,6 +7,10 @@ page's bytes in an interleaved cache, keys first and scales after them.
 This module imports nothing, so that the command line can read it at no cost.
 """
 
+NVFP4 = "nvfp4"
+BF16 = "bf16"
+FORMATS = (NVFP4, BF16)  # what a cache holds
+
 PAGE = 64  # keys in a page
 DIM = 128  # values in a key or a query row
 BLOCK = 16  # values that share one scale
@@ -31,3 +35,15 @@ SCALE_ALIGNMENT_BYTES = 8  # page starts and page strides of key_scales
 
 DEFAULT_TOP_K = (64, 256, 2048)  # numbers of keys an indexer selects
 DEFAULT_SOFTMAX_SCALE = DIM**-0.5  # multiplies a score before the softmax of mass@k
+
+INT32_MAX = 2**31 - 1  # largest length, and largest number of a page or a request
+
+
+def record_bytes(key_format: str) -> int:
+    """Bytes of one page's record: 4,608 for NVFP4, 16,384 for BF16."""
+    return NVFP4_RECORD_BYTES if key_format == NVFP4 else BF16_RECORD_BYTES
+
+
+def ratio_to_bf16(pages: int, cache_bytes: int) -> float | None:
+    """How many times smaller than BF16 a cache is, 3.56 for NVFP4; None without pages."""
+    return pages * BF16_RECORD_BYTES / cache_bytes if pages else None

@@ -14,18 +14,15 @@ from .errors import InputError
 from .formats.nvfp4 import dequantize_nvfp4
 from .formats.scale_order import linear_pages
 from .layout import (
-    BF16_RECORD_BYTES,
+    BF16,
     CODE_PAGE_BYTES,
     DIM,
-    NVFP4_RECORD_BYTES,
+    NVFP4,
     PACKED_DIM,
     PAGE,
     SCALES_PER_KEY,
+    record_bytes,
 )
-
-BF16 = "bf16"
-NVFP4 = "nvfp4"
-VALUES = (NVFP4, BF16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +35,12 @@ class PagedKeys:
     context_lengths: torch.Tensor  # int32 [requests]
 
     @property
-    def values(self) -> str:
+    def format(self) -> str:
         """``"nvfp4"`` or ``"bf16"``."""
         return NVFP4 if self.key_cache.dtype == torch.uint8 else BF16
 
     @property
     def pages(self) -> int:
-        """Number of pages in the cache."""
         return self.key_cache.shape[0]
 
     def to(self, device: torch.device | str) -> PagedKeys:
@@ -59,19 +55,14 @@ class PagedKeys:
         )
 
 
-def record_bytes(values: str) -> int:
-    """Bytes of one page's record: 4,608 for NVFP4, 16,384 for BF16."""
-    return NVFP4_RECORD_BYTES if values == NVFP4 else BF16_RECORD_BYTES
-
-
-def page_views(records: torch.Tensor, values: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+def page_views(records: torch.Tensor, key_format: str) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``key_cache`` and ``key_scales`` as views of page records, copying nothing.
 
     Parameters
     ----------
     records : torch.Tensor
         uint8 ``[pages, record]``, row stride free (a multiple of 16 bytes).
-    values : str
+    key_format : str
         ``"nvfp4"`` or ``"bf16"``.
 
     Returns
@@ -84,15 +75,15 @@ def page_views(records: torch.Tensor, values: str) -> tuple[torch.Tensor, torch.
     Raises
     ------
     ValueError
-        The records do not have the size of `values`.
+        The records do not have the size of `key_format`.
     """
-    size = record_bytes(values)
+    size = record_bytes(key_format)
     if records.dtype != torch.uint8 or records.dim() != 2 or records.shape[1] != size:
         raise InputError(
-            f"records must be uint8 [pages, {size}] for {values} keys, "
+            f"records must be uint8 [pages, {size}] for {key_format} keys, "
             f"got {records.dtype} {list(records.shape)}"
         )
-    if values == BF16:
+    if key_format == BF16:
         return records.view(torch.bfloat16).unflatten(1, (PAGE, DIM)), None
     codes = records[:, :CODE_PAGE_BYTES].unflatten(1, (PAGE, PACKED_DIM))
     scales = records[:, CODE_PAGE_BYTES:].unflatten(1, (PAGE, SCALES_PER_KEY))

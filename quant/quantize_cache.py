@@ -7,6 +7,7 @@ is zeros.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,12 @@ import torch
 
 from .accuracy.blocks import BlockStatistics
 from .captures.keys import CapturedKeys
-from .errors import InputError
+from .errors import Hint, InputError
 from .files.cache_file import CacheWriter, open_cache
 from .files.cache_header import CacheHeader
-from .formats.nvfp4 import quantize_nvfp4
+from .formats.nvfp4 import NONFINITE_CHOICES, quantize_nvfp4
 from .formats.transforms import TransformChoice, fit_transforms
-from .layout import BF16_RECORD_BYTES, PAGE
-from .paging import BF16, NVFP4
+from .layout import BF16, BF16_RECORD_BYTES, NVFP4, PAGE, ratio_to_bf16
 
 # 4 MB of BF16 keys on a CPU, to stay near its caches; a GPU needs more work for each launch.
 _CPU_PAGES_PER_CHUNK = 256
@@ -37,12 +37,25 @@ class QuantizedCache:
     """A cache file that was written, and what its format did to the keys."""
 
     path: Path
+    """The file."""
+
     keys: CapturedKeys
+    """The captured keys that it was made from, and their requests."""
+
     header: CacheHeader
+    """How it stores them, with the gain that was found."""
+
     pages: int
-    cache_bytes: int  # keys and scales in the file
+    """Pages of 64 keys."""
+
+    cache_bytes: int
+    """Bytes of keys and scales in the file."""
+
     file_bytes: int
+    """Bytes of the file, with block table, lengths and header."""
+
     statistics: BlockStatistics
+    """Lost and coarse blocks, and the relative error."""
 
     @property
     def bf16_bytes(self) -> int:
@@ -52,7 +65,8 @@ class QuantizedCache:
     @property
     def ratio_to_bf16(self) -> float:
         """How many times smaller than BF16 the cache is; 3.56 for NVFP4. NaN without pages."""
-        return self.bf16_bytes / self.cache_bytes if self.cache_bytes else float("nan")
+        ratio = ratio_to_bf16(self.pages, self.cache_bytes)
+        return math.nan if ratio is None else ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +104,7 @@ def quantize_cache(
     path : str or Path
         The cache file; it appears whole or not at all.
     header : CacheHeader
-        Values, layout, scale order and rule of the cache. What it says of a transform is replaced
+        Format, layout, scale order and rule of the cache. What it says of a transform is replaced
         by `transform`, whose mean key and automatic gain are found here.
     device : torch.device or str
         Where to convert.
@@ -112,11 +126,7 @@ def quantize_cache(
         A key is not finite and `nonfinite` is ``"error"``, a transform is to be made with another
         `nonfinite`, or the file cannot be written.
     """
-    if transform != PLAIN and nonfinite != "error":
-        raise InputError(
-            f"keys must be finite to be transformed ({transform.label}), so that nonfinite must be "
-            f"error, got {nonfinite}"
-        )
+    require_transformable(transform, nonfinite)
     device = torch.device(device)
     chunk_pages = _CUDA_PAGES_PER_CHUNK if device.type == "cuda" else _CPU_PAGES_PER_CHUNK
     (fitted,) = fit_transforms(lambda: _finite_keys(keys, chunk_pages, device), [transform])
@@ -134,8 +144,7 @@ def quantize_cache(
             except InputError:
                 # A rotation spreads one value over its key: look for it in what was captured.
                 culprits = values if bool(captured.isfinite().all()) else captured
-                reason = _describe_nonfinite(keys, chunk, culprits, header.values)
-                raise InputError(reason) from None
+                raise _nonfinite_error(keys, chunk, culprits, header.format) from None
             paged_scales = None if scales is None else _in_pages(scales, chunk)
             writer.write_pages(chunk[0].page, _in_pages(codes, chunk), paged_scales)
             if advance is not None:
@@ -144,6 +153,25 @@ def quantize_cache(
     return QuantizedCache(
         Path(path), keys, header, written.pages, written.cache_bytes, written.file_bytes, statistics
     )
+
+
+def require_transformable(transform: TransformChoice, nonfinite: str) -> None:
+    """Refuse to transform keys that need not be finite.
+
+    Raises
+    ------
+    ValueError
+        A transform is to be made and `nonfinite` is not ``"error"``.
+    """
+    if nonfinite not in NONFINITE_CHOICES:
+        choices = ", ".join(NONFINITE_CHOICES)
+        raise InputError(f"must be one of {choices}, got {nonfinite!r}", argument="nonfinite")
+    if transform != PLAIN and nonfinite != "error":
+        raise InputError(
+            f"must be error, got {nonfinite}: keys must be finite to be transformed "
+            f"({transform.label})",
+            argument="nonfinite",
+        )
 
 
 def _chunks(context_lengths: Sequence[int], chunk_pages: int) -> Iterator[list[_Segment]]:
@@ -185,7 +213,7 @@ def _finite_keys(
     for chunk in _chunks(keys.context_lengths, chunk_pages):
         values = _chunk_rows(keys.rows(), keys.starts, chunk).to(device)
         if not bool(values.isfinite().all()):
-            raise InputError(_describe_nonfinite(keys, chunk, values, NVFP4))
+            raise _nonfinite_error(keys, chunk, values, NVFP4)
         yield values
 
 
@@ -197,7 +225,7 @@ def _convert(
     quantize: Quantizer,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What the cache stores of ``[n, 128]`` keys: codes and scale bytes, or BF16 and None."""
-    if header.values == BF16:
+    if header.format == BF16:
         return _to_bf16(values, nonfinite, statistics)
     codes, scales = quantize(values, nonfinite=nonfinite, rule=header.rule)
     statistics.add_nvfp4(values, codes, scales)
@@ -230,17 +258,19 @@ def _in_pages(rows: torch.Tensor, chunk: Sequence[_Segment]) -> torch.Tensor:
     return paged.view(pages, PAGE, -1)
 
 
-def _describe_nonfinite(
-    keys: CapturedKeys, chunk: Sequence[_Segment], values: torch.Tensor, kind: str
-) -> str:
-    """Where the first value of a chunk is that has no finite form: tensor, request, key."""
-    stored = values if kind == NVFP4 else values.bfloat16()
+def _nonfinite_error(
+    keys: CapturedKeys, chunk: Sequence[_Segment], values: torch.Tensor, key_format: str
+) -> InputError:
+    """The error that says where a chunk's first value without a finite form is."""
+    stored = values if key_format == NVFP4 else values.bfloat16()
     row, dimension = (~stored.isfinite()).nonzero()[0].tolist()
     value = float(values[row, dimension])
     request, key = _locate(chunk, row)
-    return (
-        f"{keys.tensor.path}: tensor {keys.name} must be finite, got {value} in key {key} of "
-        f"request {request}, dimension {dimension}; --nonfinite saturate converts such values"
+    return InputError(
+        f"tensor {keys.name} must be finite, got {value} in key {key} of request {request}, "
+        f"dimension {dimension}",
+        source=keys.tensor.path,
+        hint=Hint("nonfinite", "to convert such values", "saturate"),
     )
 
 

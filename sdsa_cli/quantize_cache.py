@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import shlex
-import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sdsa_quant.errors import InputError
-
 from .json_documents import command_document
 from .options import DeviceOption, ForceFlag, JsonFlag, choose_device, examples
 from .output import Output, fields_table, heading, table
-from .output_paths import check_outputs, folders_made, output_paths
 from .text import describe_transform, error_size, percent
 
 if TYPE_CHECKING:
     from sdsa_quant.accuracy.blocks import BlockStatistics
     from sdsa_quant.captures.keys import CapturedKeys
     from sdsa_quant.files.cache_header import CacheHeader
-    from sdsa_quant.files.tensor_source import StoredTensor, TensorSource
+    from sdsa_quant.files.tensor_source import TensorSource
     from sdsa_quant.quantize_cache import QuantizedCache, Quantizer
 
 COMMAND = "quantize-cache"
@@ -131,51 +126,43 @@ def quantize_cache(
     gain, center) is in the cache's header, and sdsa score goes by it. A cache that loses much is
     remarked on in a line on stderr.
     """
-    from sdsa_quant.captures.keys import captured_keys, lengths_for, select_keys
+    from sdsa_quant.caches import plan_caches
     from sdsa_quant.files.cache_header import CacheHeader
-    from sdsa_quant.files.tensor_source import open_tensors
     from sdsa_quant.formats.transforms import TransformChoice
-    from sdsa_quant.quantize_cache import quantize_cache as write_cache
 
-    if scale_order == "128x4" and (layout, values) != ("separate", "nvfp4"):
-        raise InputError(
-            f"--scale-order 128x4 needs --layout separate and --format nvfp4, "
-            f"got --layout {layout} and --format {values}"
-        )
-    header = CacheHeader(values, layout, scale_order, rule=rule)
-    transform = TransformChoice(rotate, gain, center)
-    tensors = open_tensors(source)
-    selected = [
-        captured_keys(tensors, tensor, lengths_for(tensors, tensor, keys_pattern, lengths_name))
-        for tensor in select_keys(tensors, keys_pattern)
-    ]
-    paths = output_paths(output, [_file_name(keys.tensor) for keys in selected])
-    check_outputs(paths, [tensors.path], force=force)
+    plan = plan_caches(
+        source,
+        output,
+        key_names=keys_pattern,
+        lengths=lengths_name,
+        header=CacheHeader(values, layout, scale_order, rule=rule),
+        transform=TransformChoice(rotate, gain, center),
+        nonfinite=nonfinite,
+        force=force,
+    )
     device = choose_device(device)
     out = Output(as_json=as_json)
-    started = time.perf_counter()
-    work = sum(sum(keys.context_lengths) for keys in selected)
-    with folders_made(paths), out.progress("quantizing", work) as advance:
-        caches = [
-            write_cache(
-                keys,
-                path,
-                replace(header, source=_source_name(tensors, keys.tensor)),
-                device=device,
-                transform=transform,
-                nonfinite=nonfinite,
-                force=force,
-                advance=advance,
-                quantize=_quantizer(device),
-            )
-            for keys, path in zip(selected, paths, strict=True)
-        ]
-    seconds = time.perf_counter() - started
-    out.result(*_report(tensors, caches, seconds, lengths_name))
+    with out.progress("quantizing", plan.total_keys) as advance:
+        progress = _in_steps(advance)
+        built = plan.build(device=device, progress=progress, quantize=_quantizer(device))
+    caches, seconds = built.caches, built.seconds
+    out.result(*_report(plan.source, caches, seconds, lengths_name))
     out.document(_document(source, device, nonfinite, caches, seconds))
     poor = [cache for cache in caches if _loses_much(cache)]
     if poor:
         out.note(_describe_loss(poor, len(caches), nonfinite))
+
+
+def _in_steps(advance: Callable[[int], None]) -> Callable[[int, int], None]:
+    """What shows how much is done by what shows how much more is."""
+    shown = 0
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        advance(done - shown)
+        shown = done
+
+    return show
 
 
 def _quantizer(device: str) -> Quantizer:
@@ -186,24 +173,6 @@ def _quantizer(device: str) -> Quantizer:
 
     on_gpu = device.startswith("cuda") and can_find("triton")
     return quantize_keys if on_gpu else quantize_nvfp4
-
-
-def _file_name(tensor: StoredTensor) -> str:
-    """What stands for ``{name}``: without the colon of ``file:name``, at which scp splits."""
-    return tensor.prefix.replace(":", "_") + tensor.name_in_file
-
-
-def _source_name(tensors: TensorSource, tensor: StoredTensor) -> str:
-    """The file that keys came from, and the tensor where others in the file could be keys too."""
-    from sdsa_quant.captures.keys import are_queries, can_be_keys
-
-    candidates = [
-        other
-        for other in tensors
-        if other.path == tensor.path and can_be_keys(other) and not are_queries(other)
-    ]
-    name = tensor.path.name
-    return f"{name}:{tensor.name_in_file}" if len(candidates) > 1 else name
 
 
 def _loses_much(cache: QuantizedCache) -> bool:
@@ -255,8 +224,8 @@ def _report(
 
 def _one_cache(cache: QuantizedCache) -> list[Any]:
     header, statistics = cache.header, cache.statistics
-    stored = f"{header.values}, {header.layout}"
-    if header.values == "nvfp4":
+    stored = f"{header.format}, {header.layout}"
+    if header.format == "nvfp4":
         stored += f", {header.scale_order} scales, rule {header.rule}"
     fields = {
         "keys": f"{cache.keys.name}, {_dtype_and_shape(cache.keys)}",
@@ -267,7 +236,7 @@ def _one_cache(cache: QuantizedCache) -> list[Any]:
     }
     if header.is_transformed:
         fields["transform"] = describe_transform(header)
-    if header.values == "nvfp4":
+    if header.format == "nvfp4":
         if cache.pages:
             smaller = f"{cache.ratio_to_bf16:.2f}x smaller than BF16's {cache.bf16_bytes:,}"
             fields["bytes"] += f", {smaller}"
@@ -298,7 +267,7 @@ def _many_caches(caches: Sequence[QuantizedCache]) -> list[Any]:
     """A line for each cache, under what the names of their tensors and files have in common."""
     from sdsa_quant.files.tensor_source import without_common_ends
 
-    values, cache_bytes = caches[0].header.values, sum(cache.cache_bytes for cache in caches)
+    values, cache_bytes = caches[0].header.format, sum(cache.cache_bytes for cache in caches)
     title = f"{len(caches)} {values} caches"
     if values == "nvfp4" and cache_bytes:
         ratio = sum(cache.bf16_bytes for cache in caches) / cache_bytes
@@ -348,7 +317,7 @@ def _document(
 def _cache_record(cache: QuantizedCache) -> dict[str, Any]:
     header, statistics = cache.header, cache.statistics
     blocks = None
-    if header.values == "nvfp4":
+    if header.format == "nvfp4":
         blocks = {
             "count": statistics.blocks,
             "flushed": statistics.flushed,
@@ -361,7 +330,7 @@ def _cache_record(cache: QuantizedCache) -> dict[str, Any]:
     return {
         "path": cache.path,
         "tensor": cache.keys.name,
-        "values": header.values,
+        "values": header.format,
         "layout": header.layout,
         "scale_order": header.scale_order,
         "rule": header.metadata()["rule"],

@@ -74,7 +74,7 @@ class ScoreTask:
             rows_per_group=self.rows_per_group,
             max_context=self.max_context,
             query_format=self.query_format,
-            key_format=self.paged.values,
+            key_format=self.paged.format,
         )
 
     def score_groups(self, first: int, stop: int, scores: torch.Tensor) -> None:
@@ -173,7 +173,7 @@ def make_task(
                 f"requests must be 0 to {in_cache - 1}, the requests of the cache, got {request} "
                 f"for group {group}"
             )
-    if query_format == NVFP4 and paged.values != NVFP4:
+    if query_format == NVFP4 and paged.format != NVFP4:
         raise InputError("NVFP4 query rows go with NVFP4 keys only, the cache holds BF16 keys")
     if not bool(query.isfinite().all()):
         row = int((~query.isfinite()).any(dim=1).nonzero()[0])

@@ -16,7 +16,8 @@ from sdsa_quant.errors import InputError
 from sdsa_quant.files.cache_file import CacheFile, open_cache, validate_cache
 from sdsa_quant.files.cache_header import FORMAT as CACHE_FORMAT
 from sdsa_quant.files.tensor_source import TensorSource, open_tensors
-from sdsa_quant.paging import BF16, gather_keys
+from sdsa_quant.layout import BF16
+from sdsa_quant.paging import gather_keys
 
 from .keys import CapturedKeys, select_keys
 
@@ -96,10 +97,10 @@ def _tensor_of(source: str) -> str:
 
 def _cache_baseline(path: Path, cache: CacheFile) -> Baseline:
     other = open_cache(path)
-    if other.header.values != BF16:
+    if other.header.format != BF16:
         raise InputError(
             f"{path}: the baseline must be unquantized keys or a bf16 cache, "
-            f"it is a cache of {other.header.values} keys"
+            f"it is a cache of {other.header.format} keys"
         )
     if other.header.is_transformed:
         raise InputError(

@@ -23,7 +23,7 @@ from sdsa_quant.errors import Hint, InputError
 
 _SUFFIX = ".partial"
 _LONGEST_STEM_BYTES = 200  # file names may have 255, and the rest of a hidden one takes 18
-_OVERWRITE = Hint("force", "to replace it", True)
+OVERWRITE = Hint("force", "to replace it", True)
 
 
 class AtomicFile:
@@ -39,7 +39,7 @@ class AtomicFile:
     Raises
     ------
     ValueError
-        The file exists and `force` is false, it is no regular file, or its folder does not exist
+        The file exists and `force` is false, it is not a regular file, or its folder does not exist
         or cannot be written.
     """
 
@@ -80,7 +80,7 @@ class AtomicFile:
         if not stat.S_ISREG(mode):
             raise InputError(f"{self._name}: must be a regular file to be replaced, it is not")
         if not self._force:
-            raise InputError("exists already", source=self._name, hint=_OVERWRITE)
+            raise InputError("exists already", source=self._name, hint=OVERWRITE)
         self._mode = stat.S_IMODE(mode)
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
@@ -136,7 +136,7 @@ class AtomicFile:
             else:
                 self._link()
         except FileExistsError:
-            raise InputError("exists already", source=self._name, hint=_OVERWRITE) from None
+            raise InputError("exists already", source=self._name, hint=OVERWRITE) from None
         except OSError as error:
             raise InputError(f"{self._name}: cannot be written: {error.strerror}") from error
         # The file is whole and in place. Not every file system can flush a folder.

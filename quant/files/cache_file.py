@@ -30,15 +30,19 @@ from sdsa_quant.formats.scale_order import (
 )
 from sdsa_quant.formats.transforms import CHANNEL, NONE, KeyTransform
 from sdsa_quant.layout import (
+    BF16,
     CODE_PAGE_BYTES,
     DIM,
+    INT32_MAX,
     KEY_ALIGNMENT_BYTES,
+    NVFP4,
     PACKED_DIM,
     PAGE,
     SCALE_PAGE_BYTES,
     SCALES_PER_KEY,
+    record_bytes,
 )
-from sdsa_quant.paging import BF16, NVFP4, PagedKeys, page_views, record_bytes
+from sdsa_quant.paging import PagedKeys, page_views
 
 from .cache_header import INTERLEAVED, CacheHeader
 from .safetensors_reader import open_safetensors, read_expected, require_rank, tensor_shapes
@@ -47,7 +51,6 @@ from .safetensors_writer import HeaderEntry, StreamedFile, write_tensor
 _TILE_BYTES = TILE_ROWS * SCALES_PER_KEY  # scales of two pages in the 128x4 order
 _PAGES_AT_A_TIME = 4096  # whose scales are looked at in one go
 _LARGEST_SCALE = 0x7E  # as an E4M3 byte: 448
-_INT32_MAX = 2**31 - 1
 
 
 def _stored_tensors(
@@ -56,9 +59,9 @@ def _stored_tensors(
     """Every tensor of a cache file, in file order."""
     tensors: dict[str, HeaderEntry] = {}
     if header.layout == INTERLEAVED:
-        size = record_bytes(header.values)
+        size = record_bytes(header.format)
         tensors["pages"] = HeaderEntry("U8", (pages, size), pages * size)
-    elif header.values == BF16:
+    elif header.format == BF16:
         size = record_bytes(BF16)
         tensors["keys"] = HeaderEntry("BF16", (pages, PAGE, DIM), pages * size)
     else:
@@ -126,9 +129,9 @@ class CacheWriter(StreamedFile):
         if (key_mean is None) != (header.center == NONE):
             raise InputError("key_mean must be given with center channel, and only with it")
         for request, length in enumerate(context_lengths):
-            if not 0 <= length <= _INT32_MAX:
+            if not 0 <= length <= INT32_MAX:
                 raise InputError(
-                    f"context lengths must be 0 to {_INT32_MAX}, got {length} for request {request}"
+                    f"context lengths must be 0 to {INT32_MAX}, got {length} for request {request}"
                 )
         self.header = header
         table = sequential_block_table(context_lengths)
@@ -168,15 +171,15 @@ class CacheWriter(StreamedFile):
         self._check_pages(first_page, key_cache, key_scales)
         self._written += count
         if self.header.layout == INTERLEAVED:
-            size = record_bytes(self.header.values)
+            size = record_bytes(self.header.format)
             records = torch.empty((count, size), dtype=torch.uint8)
-            cache_view, scale_view = page_views(records, self.header.values)
+            cache_view, scale_view = page_views(records, self.header.format)
             cache_view.copy_(key_cache)
             if scale_view is not None and key_scales is not None:
                 scale_view.view(torch.uint8).copy_(key_scales.view(torch.uint8))
             self._write_tensor(self._offsets["pages"] + first_page * size, records)
             return
-        page_bytes = CODE_PAGE_BYTES if self.header.values == NVFP4 else record_bytes(BF16)
+        page_bytes = CODE_PAGE_BYTES if self.header.format == NVFP4 else record_bytes(BF16)
         self._write_tensor(self._offsets["keys"] + first_page * page_bytes, key_cache)
         if key_scales is None:
             return
@@ -189,13 +192,13 @@ class CacheWriter(StreamedFile):
     def _check_pages(
         self, first_page: int, key_cache: torch.Tensor, key_scales: torch.Tensor | None
     ) -> None:
-        nvfp4 = self.header.values == NVFP4
+        nvfp4 = self.header.format == NVFP4
         count = key_cache.shape[0]
         shape = [count, PAGE, PACKED_DIM if nvfp4 else DIM]
         dtype = torch.uint8 if nvfp4 else torch.bfloat16
         if key_cache.dtype != dtype or list(key_cache.shape) != shape:
             raise InputError(
-                f"key_cache must be {dtype} {shape} for {self.header.values}, "
+                f"key_cache must be {dtype} {shape} for {self.header.format}, "
                 f"got {key_cache.dtype} {list(key_cache.shape)}"
             )
         if not 0 <= first_page <= self.pages - count:
@@ -249,11 +252,11 @@ class CacheFile:
         """
         if self.header.layout == INTERLEAVED:
             records = _aligned(self._tensors["pages"])
-            key_cache, key_scales = page_views(records, self.header.values)
+            key_cache, key_scales = page_views(records, self.header.format)
         else:
             key_cache = _aligned(self._tensors["keys"])
             key_scales = None
-            if self.header.values == NVFP4:
+            if self.header.format == NVFP4:
                 stored = _aligned(self._tensors["scales"])
                 scales = stored if tiled_scales else self._linear_scales(stored)
                 key_scales = scales.view(torch.float8_e4m3fn)

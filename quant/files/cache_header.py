@@ -15,8 +15,7 @@ from sdsa_quant.formats.nvfp4 import AMAX_OVER_6
 from sdsa_quant.formats.nvfp4 import RULES as SCALE_RULES
 from sdsa_quant.formats.scale_order import LINEAR, SCALE_ORDERS, TILED
 from sdsa_quant.formats.transforms import CENTERS, NONE, ROTATIONS, KeyTransform, require_gain
-from sdsa_quant.layout import DIM, PAGE
-from sdsa_quant.paging import BF16, NVFP4, VALUES
+from sdsa_quant.layout import BF16, DIM, FORMATS, NVFP4, PAGE
 
 FORMAT = "sdsa-cache"
 VERSION = "1"
@@ -35,7 +34,7 @@ _TRANSFORM_FIELDS = ("rotate", "gain", "center")
 class CacheHeader:
     """How a cache stores its keys."""
 
-    values: str  # "nvfp4" or "bf16"
+    format: str  # "nvfp4" or "bf16"; the file's header says "values"
     layout: str = INTERLEAVED  # or "separate"
     scale_order: str = LINEAR  # or "128x4", with NVFP4 in the separate layout
     source: str = ""  # name of the file that the keys came from
@@ -45,19 +44,22 @@ class CacheHeader:
     center: str = NONE  # or "channel": the file's key_mean was subtracted
 
     def __post_init__(self) -> None:
-        _require_choice("values", self.values, VALUES)
+        _require_choice("format", self.format, FORMATS)
         _require_choice("layout", self.layout, LAYOUTS)
         _require_choice("scale_order", self.scale_order, SCALE_ORDERS)
         _require_choice("rule", self.rule, SCALE_RULES)
         _require_choice("rotate", self.rotate, ROTATIONS)
         _require_choice("center", self.center, CENTERS)
         require_gain(self.gain, str(self.gain))
-        if self.values == BF16 and self.rule != AMAX_OVER_6:
-            raise InputError(f"rule {self.rule} goes with values nvfp4, got values {self.values}")
-        if self.scale_order == TILED and (self.layout != SEPARATE or self.values != NVFP4):
+        if self.format == BF16 and self.rule != AMAX_OVER_6:
             raise InputError(
-                f"scale_order 128x4 goes with layout separate and values nvfp4, "
-                f"got layout {self.layout} and values {self.values}"
+                f"{self.rule} needs format nvfp4, got format {self.format}", argument="rule"
+            )
+        if self.scale_order == TILED and (self.layout != SEPARATE or self.format != NVFP4):
+            raise InputError(
+                f"{TILED} needs layout separate and format nvfp4, "
+                f"got layout {self.layout} and format {self.format}",
+                argument="scale_order",
             )
 
     @property
@@ -75,13 +77,13 @@ class CacheHeader:
         return {
             "format": FORMAT,
             "version": TRANSFORMED_VERSION if self.is_transformed else VERSION,
-            "values": self.values,
+            "values": self.format,
             "layout": self.layout,
             "scale_order": self.scale_order,
             "nibble_order": NIBBLE_ORDER,
             "page_size": str(PAGE),
             "dim": str(DIM),
-            "rule": self.rule if self.values == NVFP4 else NONE,
+            "rule": self.rule if self.format == NVFP4 else NONE,
             **(transform if self.is_transformed else {}),
             "source": self.source,
         }
@@ -97,17 +99,17 @@ class CacheHeader:
         """
         _require_field(metadata, "format", (FORMAT,))
         version = _require_field(metadata, "version", (VERSION, TRANSFORMED_VERSION))
-        values = _require_field(metadata, "values", VALUES)
+        key_format = _require_field(metadata, "values", FORMATS)
         _require_field(metadata, "nibble_order", (NIBBLE_ORDER,))
         _require_field(metadata, "page_size", (str(PAGE),))
         _require_field(metadata, "dim", (str(DIM),))
-        rule = _require_field(metadata, "rule", RULES[values])
+        rule = _require_field(metadata, "rule", RULES[key_format])
         return cls(
-            values=values,
+            format=key_format,
             layout=_require_field(metadata, "layout", LAYOUTS),
             scale_order=_require_field(metadata, "scale_order", SCALE_ORDERS),
             source=metadata.get("source", ""),
-            rule=rule if values == NVFP4 else AMAX_OVER_6,
+            rule=rule if key_format == NVFP4 else AMAX_OVER_6,
             **_transform_fields(metadata, version),
         )
 
@@ -137,7 +139,7 @@ def _transform_fields(metadata: dict[str, str], version: str) -> dict[str, Any]:
 
 def _require_choice(name: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        raise InputError(f"must be one of {', '.join(choices)}, got {value!r}", argument=name)
 
 
 def _require_field(metadata: dict[str, str], name: str, choices: Sequence[str]) -> str:

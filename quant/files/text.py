@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sdsa_quant.errors import InputError
+from sdsa_quant.layout import INT32_MAX
 
-INT32_MAX = 2**31 - 1
 # Ten digits are enough for an int32; Python itself refuses to convert some thousand.
 _WHOLE_NUMBER = re.compile(r"0*([0-9]{1,10})")
 

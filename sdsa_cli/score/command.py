@@ -253,7 +253,7 @@ def _plan(options: ScoreOptions, cache: CacheFile, queries: Queries) -> ScoreTas
     from sdsa_quant.formats.scale_order import TILED
 
     requests = requests_of_groups(options, queries, cache.context_lengths.shape[0])
-    query_format = options.query_format or cache.header.values
+    query_format = options.query_format or cache.header.format
     tiled = cache.header.scale_order == TILED
     tiled = tiled and takes_tiled_scales(options.device, query_format, options.backend)
     return make_task(
@@ -291,7 +291,7 @@ def _scores_writer(
             "queries": options.queries.name,
             "query_name": queries.tensor.name,
             "query_format": task.query_format,
-            "key_format": task.paged.values,
+            "key_format": task.paged.format,
             "backend": scorer.backend,
         },
         force=force,

@@ -69,7 +69,7 @@ def report_document(report: ScoreReport) -> dict[str, Any]:
 
 def _cache_fields(cache: CacheFile) -> dict[str, Any]:
     return {
-        "values": cache.header.values,
+        "values": cache.header.format,
         "layout": cache.header.layout,
         "scale_order": cache.header.scale_order,
         "rule": cache.header.metadata()["rule"],
@@ -95,7 +95,7 @@ def _problem_fields(report: ScoreReport) -> dict[str, Any]:
         "query_name": report.queries.name,
         "query_dtype": report.queries.dtype,
         "query_format": task.query_format,
-        "key_format": task.paged.values,
+        "key_format": task.paged.format,
         "backend": scorer.backend,
         "device": str(task.device),
         "groups_per_piece": scorer.groups_per_chunk,

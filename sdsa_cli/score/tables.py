@@ -42,7 +42,7 @@ def _summary_fields(report: ScoreReport) -> Mapping[str, str]:
     pieces = f", --chunk {scorer.groups_per_chunk}" if scorer.in_chunks else ""
     keys, requests = int(report.cache.context_lengths.sum()), report.cache.context_lengths.shape[0]
     fields = {
-        "cache": f"{report.options.cache.name}: {task.paged.values}, {_count(keys, 'key')} of "
+        "cache": f"{report.options.cache.name}: {task.paged.format}, {_count(keys, 'key')} of "
         f"{_count(requests, 'request')}",
         "queries": f"{report.queries.path.name}: {report.queries.name}, {task.query_format}, "
         f"{_count(task.rows, 'row')} in {_count(task.groups, 'group')}",

@@ -132,13 +132,13 @@ def test_every_format_and_layout(
     choices = ("--format", values, "--layout", layout, "--device", device)
     sdsa("quantize-cache", save_keys(), "-o", cache, *choices).is_clean()
     header = open_cache(cache).header
-    assert (header.values, header.layout) == (values, layout)
+    assert (header.format, header.layout) == (values, layout)
 
 
 def test_tiled_scales(sdsa: Run, save_keys: SaveKeys, tmp_path: Path) -> None:
     cache = tmp_path / "c.safetensors"
     arguments = ("quantize-cache", save_keys(), "-o", cache, "--scale-order", "128x4")
-    sdsa(*arguments).fails_with(2, "--scale-order 128x4 needs --layout separate", "interleaved")
+    sdsa(*arguments).fails_with(2, "--scale-order 128x4 needs layout separate", "interleaved")
     assert not cache.exists()
     sdsa(*arguments, "--layout", "separate").is_clean()
     assert open_cache(cache).header.scale_order == "128x4"

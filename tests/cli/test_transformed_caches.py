@@ -231,7 +231,9 @@ def test_refuses_options_that_do_not_go_together(sdsa: Run, files: Path) -> None
     where = ("-o", files.parent / "cache.safetensors", "--device", "cpu")
     run = ("quantize-cache", files, *where)
     sdsa(*run, "--gain", "3").fails_with(2, "gain must be none, auto or a power of two")
-    sdsa(*run, "--format", "bf16", "--rule", "4over6").fails_with(2, "rule 4over6 goes with")
+    sdsa(*run, "--format", "bf16", "--rule", "4over6").fails_with(
+        2, "--rule 4over6 needs format nvfp4"
+    )
     both = ("--nonfinite", "saturate", "--rotate", "hadamard")
     sdsa(*run, *both).fails_with(2, "keys must be finite to be transformed (hadamard)")
     assert not (files.parent / "cache.safetensors").exists()

@@ -32,7 +32,7 @@ HEADERS = [
     CacheHeader("bf16"),
     CacheHeader("bf16", "separate"),
 ]
-HEADER_IDS = [f"{h.values}-{h.layout}-{h.scale_order}" for h in HEADERS]
+HEADER_IDS = [f"{h.format}-{h.layout}-{h.scale_order}" for h in HEADERS]
 LENGTHS = [100, 0, 64, 65, 1]  # 2 + 0 + 1 + 2 + 1 pages
 
 
@@ -40,7 +40,7 @@ def page_tensors(
     header: CacheHeader, pages: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     keys = torch.randn(pages * 64, 128, generator=generator).bfloat16()
-    if header.values == "bf16":
+    if header.format == "bf16":
         return keys.view(-1, 64, 128), None
     codes, scales = quantize_nvfp4(keys)
     return codes.view(-1, 64, 64), scales.view(-1, 64, 8)
@@ -201,11 +201,11 @@ def test_wrong_lengths_are_refused(tmp_path: Path, length: int) -> None:
 
 
 def test_headers_that_make_no_sense() -> None:
-    with pytest.raises(InputError, match="128x4 goes with layout separate"):
+    with pytest.raises(InputError, match="128x4 needs layout separate"):
         CacheHeader("nvfp4", "interleaved", "128x4")
-    with pytest.raises(InputError, match="128x4 goes with layout separate and values nvfp4"):
+    with pytest.raises(InputError, match="128x4 needs layout separate and format nvfp4"):
         CacheHeader("bf16", "separate", "128x4")
-    with pytest.raises(InputError, match="values must be one of nvfp4, bf16, got 'fp8'"):
+    with pytest.raises(InputError, match="format must be one of nvfp4, bf16, got 'fp8'"):
         CacheHeader("fp8")
 
 

@@ -56,7 +56,7 @@ def test_keys_come_back(values: str, generator: torch.Generator) -> None:
     lengths = [1, 130, 64, 0, 63]
     keys = torch.randn(sum(lengths), 128, generator=generator).bfloat16()
     cache = paged(keys, lengths, values)
-    assert cache.values == values
+    assert cache.format == values
     assert cache.pages == 6
     expected = keys.float() if values == "bf16" else dequantize_nvfp4(*quantize_nvfp4(keys))
     start = 0

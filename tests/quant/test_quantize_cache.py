@@ -30,7 +30,7 @@ HEADERS = [
     CacheHeader("bf16"),
     CacheHeader("bf16", "separate"),
 ]
-HEADER_IDS = [f"{h.values}-{h.layout}-{h.scale_order}" for h in HEADERS]
+HEADER_IDS = [f"{h.format}-{h.layout}-{h.scale_order}" for h in HEADERS]
 
 
 def capture(folder: Path, keys: torch.Tensor, lengths: Sequence[int] | None = None) -> CapturedKeys:
@@ -83,7 +83,7 @@ def test_every_key_is_in_its_place(
     assert result.statistics.keys == sum(lengths)
     paged = cache.paged_keys()
     for request, part in enumerate(keys.split(lengths)):
-        assert torch.equal(gather_keys(paged, request), decoded(part, header.values))
+        assert torch.equal(gather_keys(paged, request), decoded(part, header.format))
 
 
 @pytest.mark.parametrize("chunk_pages", [1, 2, 256])
@@ -202,7 +202,7 @@ def test_nonfinite_keys_are_refused_by_name_and_place(
     message = (
         rf"keys\.safetensors: tensor keys must be finite, got {value} in key 130 of request 2, "
     )
-    with pytest.raises(InputError, match=message + "dimension 17; --nonfinite saturate"):
+    with pytest.raises(InputError, match=message + "dimension 17; give nonfinite=.saturate."):
         write(tmp_path, captured, header)
     assert [entry.name for entry in tmp_path.iterdir()] == ["keys.safetensors"]
 
