@@ -1,8 +1,9 @@
-"""`sdsa study`, `sdsa report` and `sdsa compare` from files to pages, and every way they end."""
+"""`sdsa study` from files to pages, and every way it ends."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -10,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,49 +21,14 @@ from safetensors.torch import load_file, save_file
 
 from sdsa_cli.study import plots as study_plots
 from sdsa_cli.study.plots import study_plots as draw
+from sdsa_quant import study
 from sdsa_quant.formats.key_formats import KEY_FORMATS
 from sdsa_quant.study import StudyReport, whole_study
 from sdsa_quant.study.inputs import DEFAULT_FORMATS
-from support.command_line import Outcome, Run, program
-from support.studies import save_layers
+from support.command_line import Run, program
+from support.studies import FAST, PICTURES, PNG, Studies, save_layers
 
 REPORT_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "reports" / "study.md"
-PICTURES = {
-    "recall-by-layer",
-    "recall-by-bytes",
-    "recall-by-length",
-    "score-errors",
-    "channel-errors",
-    "block-magnitudes",
-}
-PNG = b"\x89PNG\r\n\x1a\n"
-FAST = ("--workers", "1", "--device", "cpu")
-
-
-class Studies:
-    """A file of three layers and runs of `sdsa study` on it."""
-
-    def __init__(self, sdsa: Run, folder: Path, generator: torch.Generator) -> None:
-        self.sdsa = sdsa
-        self.folder = folder
-        self.layers = save_layers(folder / "layers.safetensors", generator)
-
-    def arguments(self, output: str, *options: object) -> list[str]:
-        files = ("study", self.layers, self.layers, "-o", self.folder / output)
-        return [str(word) for word in (*files, "--lengths", "*.lengths", *options)]
-
-    def run(self, output: str, *options: object) -> Outcome:
-        """``sdsa study`` in this process, without pictures."""
-        return self.sdsa(*self.arguments(output, *FAST, "--no-plots", *options))
-
-    def document(self, output: str) -> dict[str, Any]:
-        """The report, read by a strict parser."""
-        text = (self.folder / output / "report.json").read_text()
-        return json.loads(text, parse_constant=refuse)
-
-
-def refuse(name: str) -> None:
-    raise AssertionError(f"{name} is no JSON")
 
 
 @pytest.fixture
@@ -129,6 +94,39 @@ def test_the_default_formats_are_all_but_the_baseline(studies: Studies) -> None:
     studies.run("out", "--top-k", "5").is_clean()
     names = [each["name"] for each in studies.document("out")["settings"]["formats"]]
     assert names == list(DEFAULT_FORMATS) == [name for name in KEY_FORMATS if name != "bf16"]
+
+
+# The command and the call.
+
+
+def same(report: StudyReport) -> StudyReport:
+    """The report without what differs from run to run."""
+    timing = dataclasses.replace(report.timing, seconds=0.0, workers=1)
+    return dataclasses.replace(report, timing=timing)
+
+
+def test_the_call_and_the_command_make_the_same_report(studies: Studies) -> None:
+    options = ("--rotate", "none,hadamard", "--center", "channel", "--gain", "none,2^3")
+    studies.run("command", "--formats", "bf16,fp8", "--top-k", "5", *options).is_clean()
+    report = study.run(
+        studies.layers,
+        studies.layers,
+        studies.folder / "call",
+        lengths="*.lengths",
+        formats=["bf16", "fp8"],
+        rotate=["none", "hadamard"],
+        center=["channel"],
+        gain=["none", "2^3"],
+        top_k=[5],
+    )
+    assert same(report) == same(StudyReport.read(studies.folder / "command"))
+
+
+def test_the_call_and_the_command_have_the_same_defaults(studies: Studies) -> None:
+    studies.run("command").is_clean()
+    path = studies.layers
+    report = study.run(path, path, studies.folder / "call", lengths="*.lengths")
+    assert same(report) == same(StudyReport.read(studies.folder / "command"))
 
 
 # Documents and tables.
@@ -452,141 +450,6 @@ def test_an_unfinished_study_of_other_settings_is_refused(studies: Studies) -> N
     (work / "study.json").write_text(json.dumps({"settings": "other"}))
     studies.run("out", "--formats", "nvfp4").fails_with(2, "unfinished study", "--force")
     studies.run("out", "--formats", "nvfp4", "--force").is_clean()
-
-
-# report and compare.
-
-
-def test_report_makes_the_same_pages_again(sdsa: Run, studies: Studies) -> None:
-    sdsa(*studies.arguments("out", *FAST, "--formats", "nvfp4,fp8", "--top-k", "8")).is_clean()
-    folder = studies.folder / "out"
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert len(before) == 3 + len(PICTURES)
-    for path in folder.iterdir():
-        if path.name != "report.json":
-            path.unlink()
-    outcome = sdsa("report", folder)
-    outcome.is_clean()
-    assert "worst layers first" in outcome.stdout
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (None, "cannot be read"),
-        ("{", "is no JSON"),
-        ("[]", "must be an object, got a list"),
-        (
-            '{"schema": "sdsa.score/1"}',
-            'must be a sdsa.study/1 document, got schema "sdsa.score/1"',
-        ),
-        ('{"command": "study", "schema_version": 1}', "has no field schema"),
-        ('{"command": "study", "schema_version": 1}', "has to be made again"),
-    ],
-)
-@pytest.mark.parametrize("command", ["report", "compare"])
-def test_refuses_what_is_no_report(
-    sdsa: Run, tmp_path: Path, text: str | None, words: str, command: str
-) -> None:
-    if text is not None:
-        (tmp_path / "report.json").write_text(text)
-    folders = [tmp_path] * (1 if command == "report" else 2)
-    sdsa(command, *folders).fails_with(2, "report.json", words)
-
-
-def edited(studies: Studies, edit: Callable[[dict[str, Any]], object]) -> Path:
-    document = studies.document("out")
-    edit(document)
-    path = studies.folder / "edited.json"
-    path.write_text(json.dumps(document))
-    return path
-
-
-DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    # FAULTS F19: a report is not believed after its version.
-    "no results": (lambda d: d.pop("results"), "field results is missing"),
-    "no inputs": (lambda d: d.pop("inputs"), "field inputs is missing"),
-    "no layers": (lambda d: d.pop("layers"), "field layers is missing"),
-    "no suggestions": (lambda d: d.pop("suggestions"), "field suggestions is missing"),
-    "a wrong type": (
-        lambda d: d["results"][1]["accuracy"]["top_k"][0]["recall"].update(mean="high"),
-        'field results[1].accuracy.top_k[0].recall.mean must be a number or null, got "high"',
-    ),
-    "an unknown field": (lambda d: d["timing"].update(hours=1), "field timing.hours is unknown"),
-    "fewer results": (lambda d: d["results"].pop(), "field results must have every setting"),
-    "fewer blocks": (lambda d: d["blocks"].pop(0), "field blocks must have every transform"),
-    "no top_k": (lambda d: d["settings"].update(top_k=[]), "settings.top_k must not be empty"),
-    "another k": (
-        lambda d: d["results"][2]["accuracy"]["top_k"][0].update(k=6),
-        "field results[2].accuracy.top_k must have one entry for each of settings.top_k",
-    ),
-    "a short list": (
-        lambda d: d["results"][0]["no_better_than_chance"].pop(),
-        "field results[0].no_better_than_chance must have 1 entries, got 0",
-    ),
-    "a short histogram": (
-        lambda d: d["results"][3]["error_counts"].pop(),
-        "field results[3].error_counts must have 128 entries, got 127",
-    ),
-    "a k of nothing": (lambda d: d["suggestions"].update(k=7), "field suggestions.k must be one"),
-}
-
-
-@pytest.mark.parametrize(("damage", "words"), DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_report_is_refused_by_field(
-    sdsa: Run, studies: Studies, damage: Callable[[dict[str, Any]], object], words: str
-) -> None:
-    studies.run("out", "--formats", "nvfp4", "--top-k", "5").is_clean()
-    whole, damaged = studies.folder / "out", edited(studies, damage)
-    sdsa("compare", whole, damaged).fails_with(2, "edited.json", words)
-    (whole / "report.json").write_bytes(damaged.read_bytes())
-    sdsa("report", whole, "--no-plots").fails_with(2, "report.json", words)
-
-
-def test_equal_studies_compare_equal(sdsa: Run, studies: Studies) -> None:
-    studies.run("out", "--formats", "nvfp4").is_clean()
-    outcome = sdsa("compare", studies.folder / "out", studies.folder / "out")
-    outcome.is_clean()
-    assert outcome.stdout == "No recall and no mass differs.\n"
-
-
-def test_changes_beyond_the_tolerance_fail(sdsa: Run, studies: Studies) -> None:
-    studies.run("out", "--formats", "nvfp4", "--top-k", "5").is_clean()
-
-    def lower(document: dict[str, Any]) -> None:
-        document["results"][2]["accuracy"]["top_k"][0]["recall"]["mean"] -= 0.01
-        document["results"][3]["accuracy"]["top_k"][0]["mass"]["p1"] += 0.002
-
-    files = (studies.folder / "out", edited(studies, lower))
-    sdsa("compare", *files, "--tolerance", "0.011").is_clean()
-    outcome = sdsa("compare", *files, "--tolerance", "0.005")
-    outcome.fails_with(1, "1 of 2 changes", "recall@5.mean with nvfp4 in layers.2.keys")
-    assert "worse *" in outcome.stdout
-    assert "* beyond the tolerance of 0.005" in outcome.stdout
-    sdsa("compare", *files).fails_with(1, "2 of 2 changes")
-    document = sdsa("compare", *files, "--json").document
-    assert [each["direction"] for each in document["changes"]] == ["worse", "better"]
-    assert document["changes_beyond_tolerance"] == 2
-
-
-def test_a_missing_layer_is_a_change_beyond_any_tolerance(sdsa: Run, studies: Studies) -> None:
-    studies.run("out", "--formats", "nvfp4", "--top-k", "5").is_clean()
-
-    def remove(document: dict[str, Any]) -> None:
-        for name in ("layers", "results", "blocks"):
-            document[name].pop()
-
-    fewer = edited(studies, remove)
-    files = (studies.folder / "out", fewer)
-    sdsa("compare", *files, "--tolerance", "1").fails_with(1, "layers.10.keys")
-    assert "Only in A: " in sdsa("compare", *files).stdout
-    assert "Only in B: " in sdsa("compare", *reversed(files)).stdout
-
-
-def test_refuses_a_tolerance(sdsa: Run, tmp_path: Path) -> None:
-    outcome = sdsa("compare", tmp_path, tmp_path, "--tolerance", "-1")
-    outcome.fails_with(2, "--tolerance must be 0 or more, got -1")
 
 
 # Pictures.

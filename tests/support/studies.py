@@ -1,9 +1,11 @@
-"""Small studies for tests: files of several layers, and measuring what is in them."""
+"""Small studies for tests: files of several layers, measuring them, and `sdsa study` on them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -12,8 +14,20 @@ from sdsa_quant.study.inputs import StudyInputs
 from sdsa_quant.study.settings import StudySettings
 from sdsa_quant.study.work import Study, measure_units, open_study
 
+from .command_line import Outcome, Run
+
 LENGTHS = (70, 0, 300, 129)
 ROWS = 2  # query rows of each request
+PICTURES = {
+    "recall-by-layer",
+    "recall-by-bytes",
+    "recall-by-length",
+    "score-errors",
+    "channel-errors",
+    "block-magnitudes",
+}
+PNG = b"\x89PNG\r\n\x1a\n"
+FAST = ("--workers", "1", "--device", "cpu")
 
 
 def save_layers(
@@ -48,3 +62,29 @@ def measured_study(inputs: StudyInputs, settings: StudySettings, folder: Path) -
     study.folder.prepare(restart=False)
     measure_units(study, study.units())
     return study
+
+
+class Studies:
+    """A file of three layers and runs of `sdsa study` on it."""
+
+    def __init__(self, sdsa: Run, folder: Path, generator: torch.Generator) -> None:
+        self.sdsa = sdsa
+        self.folder = folder
+        self.layers = save_layers(folder / "layers.safetensors", generator)
+
+    def arguments(self, output: str, *options: object) -> list[str]:
+        files = ("study", self.layers, self.layers, "-o", self.folder / output)
+        return [str(word) for word in (*files, "--lengths", "*.lengths", *options)]
+
+    def run(self, output: str, *options: object) -> Outcome:
+        """``sdsa study`` in this process, without pictures."""
+        return self.sdsa(*self.arguments(output, *FAST, "--no-plots", *options))
+
+    def document(self, output: str) -> dict[str, Any]:
+        """The report, read by a strict parser."""
+        text = (self.folder / output / "report.json").read_text()
+        return json.loads(text, parse_constant=refuse)
+
+
+def refuse(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
