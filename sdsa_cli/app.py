@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from sdsa_quant.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, SdsaError
 
-from . import __version__, doctor, quantize_cache
+from . import __version__, doctor
 from .bench import command as bench
 from .command import SdsaCommand, without_flag_types
 from .flags import flag_spelling
@@ -27,6 +27,7 @@ from .inspect import command as inspect
 from .interrupts import interrupted
 from .options import help_text
 from .output import abandon_stdout, print_error
+from .quantize_cache import command as quantize_cache
 from .score import command as score
 from .study import command as study
 from .study import compare, report
@@ -100,7 +101,7 @@ def report_error(error: Exception, debug: bool) -> int:
         return EXIT_USAGE
     if isinstance(error, OSError) and error.errno in _STDOUT_ERRORS:
         abandon_stdout()
-        if error.errno != errno.EPIPE:  # a reader that has seen enough is no error to speak of
+        if error.errno != errno.EPIPE:  # a reader that has seen enough is not an error to speak of
             print_error(f"stdout: cannot be written: {error.strerror}")
         return EXIT_FAILED
     hint = "" if debug else f" (run with {DEBUG_FLAG} for the traceback)"

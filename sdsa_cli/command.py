@@ -1,31 +1,17 @@
-"""What the commands of `sdsa` have beyond Typer: ``--json`` without a file, help to copy from."""
+"""What the commands of `sdsa` have beyond Typer: help to copy from."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
 from typer.core import TyperCommand, TyperOption
 
 from .output import Output, heading
-from .output_paths import STDOUT
-
-_JSON = "--json"
 
 
 class SdsaCommand(TyperCommand):
-    """A command whose ``--json`` may always stand alone, and whose epilog is example commands.
-
-    Where ``--json`` takes a file, it means stdout at the end of the line or before another option,
-    as in the commands where it is a flag.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words after the command's name."""
-        takes_file = any(_JSON in option.opts and not option.is_flag for option in _options(self))
-        return super().parse_args(ctx, fill_in_stdout(args) if takes_file else args)
+    """A command whose epilog is example commands."""
 
     def get_params(self, ctx: Any) -> Any:
         """The parameters, as `without_flag_types` has them."""
@@ -53,17 +39,3 @@ def without_flag_types(params: list[Any]) -> list[Any]:
         if isinstance(param, TyperOption) and param.is_flag:
             param.metavar = ""
     return params
-
-
-def fill_in_stdout(words: Sequence[str]) -> list[str]:
-    """The words with ``-`` after each ``--json`` that no file follows."""
-    filled = []
-    for word, following in zip_longest(words, words[1:]):
-        filled.append(word)
-        if word == _JSON and (following is None or (following[:1] == "-" and following != STDOUT)):
-            filled.append(STDOUT)
-    return filled
-
-
-def _options(command: TyperCommand) -> list[TyperOption]:
-    return [param for param in command.params if isinstance(param, TyperOption)]

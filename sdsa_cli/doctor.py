@@ -1,22 +1,78 @@
-"""`sdsa doctor`: versions, devices, and which backend would serve what, or why none."""
+"""`sdsa doctor`: versions, devices, and which backend would serve what, or why none would."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sdsa_quant.environment import describe_environment
+from sdsa_quant.environment import Environment, describe_environment
 from sdsa_quant.errors import CheckFailedError
-from sdsa_quant.files.typed_json import to_json
 
-from .json_documents import command_document
-from .options import JsonFlag, examples
-from .output import Output, fields_table, heading, table
+from .options import ForceFlag, JsonFlag, ReportOption, examples
+from .output import fields_table, heading, report_sink, table
+from .table_data import TableData
 from .text import byte_count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 COMMAND = "doctor"
 EXAMPLES = examples("sdsa doctor", "sdsa doctor --json", "sdsa doctor --self-test")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendAnswer:
+    """Which backend would serve a pair of formats on a device."""
+
+    device: str
+    """The device."""
+    query_format: str
+    """Format of the query rows: ``bf16`` or ``nvfp4``."""
+    key_format: str
+    """Format of the keys: ``bf16`` or ``nvfp4``."""
+    auto: str | None
+    """The backend that ``auto`` takes, or null."""
+    reasons: dict[str, str | None]
+    """Why each backend cannot run, null for one that can; ``all`` where none could be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestRecord:
+    """What one backend made of a small problem."""
+
+    device: str
+    """The device."""
+    query_format: str
+    """Format of the query rows."""
+    key_format: str
+    """Format of the keys."""
+    scale_order: str | None
+    """Order of the keys' scales; null where there are none."""
+    backend: str
+    """The backend, or ``all``."""
+    largest_difference: float | None
+    """Largest difference from float64; null where there are no right scores."""
+    failure: str | None
+    """What went wrong, or null."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorDocument:
+    """Versions, devices and backends."""
+
+    schema: Literal["sdsa.doctor/1"] = "sdsa.doctor/1"
+    """Name and version of this document."""
+    command: Literal["doctor"] = "doctor"
+    """The command that wrote it."""
+    environment: Environment
+    """Versions and devices."""
+    backends: list[BackendAnswer]
+    """One record for each device and pair of formats; empty without torch."""
+    self_tests: list[SelfTestRecord] | None
+    """One record for each self-test; null without ``--self-test``."""
 
 
 def doctor(
@@ -28,6 +84,8 @@ def doctor(
         ),
     ] = False,
     json: JsonFlag = False,
+    report: ReportOption = None,
+    force: ForceFlag = False,
 ) -> None:
     """Report versions and devices, and the backend of each pair of formats on each device.
 
@@ -35,131 +93,140 @@ def doctor(
     serve. Always succeeds: what is missing is in the report. With --self-test it fails where a
     backend that can run gives wrong scores, or does not run after all.
     """
-    sink = Output(as_json=json)
-    environment = to_json(describe_environment())
-    backends = describe_backends(environment)
-    document: dict[str, Any] = {"environment": environment, "backends": backends}
-    tables = _tables(environment, backends)
-    failures: list[str] = []
-    if self_test:
-        document["self_tests"] = tests = run_self_tests(environment)
-        tables += ["", heading("self-test"), _self_test_table(tests)]
-        failures = [
-            f"{test['backend']} on {test['device']}, {test['query_format']} rows, "
-            f"{_keys(test)} keys: {test['failure']}"
-            for test in tests
-            if test["failure"]
-        ]
-    sink.result(*tables)
-    sink.document(command_document(COMMAND, document))
+    sink = report_sink(json, report, force=force)
+    environment = describe_environment()
+    document = DoctorDocument(
+        environment=environment,
+        backends=describe_backends(environment),
+        self_tests=run_self_tests(environment) if self_test else None,
+    )
+    sink.publish(document, *_tables(document))
+    failures = [
+        f"{test.backend} on {test.device}, {test.query_format} rows, {_keys(test)} keys: "
+        f"{test.failure}"
+        for test in document.self_tests or ()
+        if test.failure
+    ]
     if failures:
         raise CheckFailedError("self-test failed: " + "; ".join(failures))
 
 
-def describe_backends(environment: dict[str, Any]) -> list[dict[str, Any]]:
+def describe_backends(environment: Environment) -> list[BackendAnswer]:
     """For each device and pair of formats: what ``auto`` picks, and each backend's reason."""
-    if environment["packages"]["torch"] is None:
+    if environment.packages["torch"] is None:
         return []
     from sdsa_kernels.testing.problems import FORMAT_PAIRS
 
-    return [_ask(device, values) for device in _devices(environment) for values in FORMAT_PAIRS]
+    return [_ask(device, pair) for device in _devices(environment) for pair in FORMAT_PAIRS]
 
 
-def run_self_tests(environment: dict[str, Any]) -> list[dict[str, Any]]:
+def run_self_tests(environment: Environment) -> list[SelfTestRecord]:
     """What every backend made of a small problem, on each device where it can run."""
-    if environment["packages"]["torch"] is None:
+    if environment.packages["torch"] is None:
         return []
-    from dataclasses import asdict
-
     from sdsa_kernels.testing.self_test import self_tests
 
-    return [asdict(test) for device in _devices(environment) for test in self_tests(device)]
+    return [
+        SelfTestRecord(
+            device=test.device,
+            query_format=test.query_format,
+            key_format=test.key_format,
+            scale_order=test.scale_order,
+            backend=test.backend,
+            largest_difference=test.largest_difference,
+            failure=test.failure,
+        )
+        for device in _devices(environment)
+        for test in self_tests(device)
+    ]
 
 
-def _devices(environment: dict[str, Any]) -> list[str]:
-    return ["cpu", *(f"cuda:{index}" for index in range(len(environment["cuda"]["devices"])))]
+def _devices(environment: Environment) -> list[str]:
+    return ["cpu", *(f"cuda:{index}" for index in range(len(environment.cuda.devices)))]
 
 
-def _keys(test: dict[str, Any]) -> str:
+def _keys(test: SelfTestRecord) -> str:
     """``nvfp4``, or ``nvfp4 128x4`` where that is the order of the scales."""
     from sdsa_quant.formats.scale_order import TILED
 
-    name: str = test["key_format"]
-    return f"{name} {TILED}" if test["scale_order"] == TILED else name
+    return f"{test.key_format} {TILED}" if test.scale_order == TILED else test.key_format
 
 
-def _self_test_table(tests: list[dict[str, Any]]) -> Any:
+def _self_test_table(tests: list[SelfTestRecord]) -> TableData:
     shown = table(
         "device", "query rows", "keys", "backend", "result", "largest difference", numbers_from=5
     )
     for test in tests:
-        difference = test["largest_difference"]
+        difference = test.largest_difference
+        unknown = difference is None or math.isnan(difference)
         shown.add_row(
-            test["device"],
-            test["query_format"],
+            test.device,
+            test.query_format,
             _keys(test),
-            test["backend"],
-            test["failure"] or "ok",
-            "-" if difference is None else f"{difference:.3g}",
+            test.backend,
+            test.failure or "ok",
+            "-" if unknown else f"{difference:.3g}",
         )
     return shown
 
 
-def _ask(device: str, values: str) -> dict[str, Any]:
+def _ask(device: str, format_pair: str) -> BackendAnswer:
     import torch
 
     from sdsa_kernels.backends import BACKENDS, auto_order
     from sdsa_kernels.testing.problems import FORMAT_PAIRS, Shape, synthetic_problems
 
-    query_format, key_format = FORMAT_PAIRS[values]
-    answer: dict[str, Any] = {
-        "device": device,
-        "query_format": query_format,
-        "key_format": key_format,
-        "auto": None,
-        "reasons": {},
-    }
+    query_format, key_format = FORMAT_PAIRS[format_pair]
     try:
-        shape = Shape((1,), 1, 1)
-        problem = synthetic_problems(shape, values, torch.device(device), rotations=1, seed=0)[0]
+        problem = synthetic_problems(
+            Shape((1,), 1, 1), format_pair, torch.device(device), rotations=1, seed=0
+        )[0]
         reasons = {backend.name: backend.reason_unsupported(problem) for backend in BACKENDS}
         order = auto_order(problem)
     except Exception as error:  # a broken install or driver is what a report has to show
-        answer["reasons"] = {"all": f"{type(error).__name__}: {error}"}
-        return answer
-    names = [backend.name for backend in order]
-    answer["auto"] = next((name for name in names if reasons[name] is None), None)
-    answer["reasons"] = reasons
-    return answer
+        reason = f"{type(error).__name__}: {error}"
+        return BackendAnswer(device, query_format, key_format, None, {"all": reason})
+    auto = next((backend.name for backend in order if reasons[backend.name] is None), None)
+    return BackendAnswer(device, query_format, key_format, auto, reasons)
 
 
-def _tables(environment: dict[str, Any], backends: list[dict[str, Any]]) -> list[Any]:
-    cuda = environment["cuda"]
+def _tables(document: DoctorDocument) -> list[RenderableType]:
+    environment = document.environment
+    cuda = environment.cuda
     versions = {
-        "sdsa": environment["sdsa"],
-        "python": environment["python"],
-        **{name: version or "not installed" for name, version in environment["packages"].items()},
-        "CUDA of torch": cuda["version"] or "none",
+        "sdsa": environment.sdsa,
+        "python": environment.python,
+        **{name: version or "not installed" for name, version in environment.packages.items()},
+        "CUDA of torch": cuda.version or "none",
     }
-    for index, device in enumerate(cuda["devices"]):
+    for index, device in enumerate(cuda.devices):
         versions[f"cuda:{index}"] = (
-            f"{device['name']}, compute capability {device['capability']}, "
-            f"{device['multiprocessors']} multiprocessors, {byte_count(device['memory_bytes'])}"
+            f"{device.name}, compute capability {device.capability}, "
+            f"{device.multiprocessors} multiprocessors, {byte_count(device.memory_bytes)}"
         )
-    if not cuda["devices"]:
-        versions["GPUs"] = cuda["error"] or "none"
+    if not cuda.devices:
+        versions["GPUs"] = cuda.error or "none"
     shown = table("device", "query rows", "keys", "auto", "others", numbers_from=5)
-    for answer in backends:
+    for answer in document.backends:
         others = [
             f"{name}: {reason or 'also'}"
-            for name, reason in answer["reasons"].items()
-            if name != answer["auto"]
+            for name, reason in answer.reasons.items()
+            if name != answer.auto
         ]
         shown.add_row(
-            answer["device"],
-            answer["query_format"],
-            answer["key_format"],
-            answer["auto"] or "none",
+            answer.device,
+            answer.query_format,
+            answer.key_format,
+            answer.auto or "none",
             "\n".join(others),
         )
-    return [heading("versions"), fields_table(versions), "", heading("backends"), shown]
+    parts: list[RenderableType] = [
+        heading("versions"),
+        fields_table(versions),
+        "",
+        heading("backends"),
+        shown,
+    ]
+    if document.self_tests is not None:
+        parts += ["", heading("self-test"), _self_test_table(document.self_tests)]
+    return parts

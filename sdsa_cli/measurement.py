@@ -1,8 +1,9 @@
-"""How a report shows a measured call: the JSON fields and words that `score` and `bench` share."""
+"""How a report shows a measured call: the record and words that `score` and `bench` share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from sdsa_kernels.measure.measurement import Measurement
@@ -10,8 +11,70 @@ if TYPE_CHECKING:
 LONGEST_US = 10_000  # shown in microseconds; what takes longer is in milliseconds
 
 
+@dataclass(frozen=True, slots=True)
+class RotationRecord:
+    """How cold a timing was."""
+
+    calls: int
+    """Calls that replays took in turn, each on a copy of the pages."""
+    touched_bytes: int
+    """Bytes of all these pages."""
+    l2_bytes: int
+    """Bytes of the GPU's L2 cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementRecord:
+    """A measured call; times are in microseconds. What only a GPU has is null on a CPU."""
+
+    replay: Literal["graph", "eager"]
+    """``graph``: replays of a CUDA graph; ``eager``: plain repeats, as on a CPU."""
+    repeats: int
+    """Number of samples."""
+    calls_per_replay: int
+    """Calls in a graph; a sample is a replay's time divided by them."""
+    median_us: float
+    """Median of the samples."""
+    p10_us: float
+    """Tenth percentile of the samples."""
+    p90_us: float
+    """Ninetieth percentile of the samples."""
+    samples_us: tuple[float, ...]
+    """Every sample."""
+    pages: int
+    """Pages read; those of a request once for each of its groups."""
+    key_bytes: int
+    """Bytes of keys and scales moved by one call: whole pages."""
+    query_bytes: int
+    """Bytes of query rows moved by one call."""
+    score_bytes: int
+    """Bytes of scores written by one call, four for each score."""
+    total_bytes: int
+    """Bytes moved by one call."""
+    gigabytes_per_second: float
+    """`total_bytes` over the median, in 10^9 bytes a second."""
+    cache_resident: bool | None
+    """Whether the bandwidth is not the memory's: not cold, or above the read roof."""
+    rotation: RotationRecord | None
+    """How cold the timing was."""
+    cold: bool | None
+    """Whether the pages of all calls exceed twice the L2 cache."""
+    gather_us: float | None
+    """Median of the page-gather roof."""
+    gather_share: float | None
+    """`gather_us` over `median_us`: 1 is as fast as memory allows."""
+    read_gigabytes_per_second: float | None
+    """The read roof, in 10^9 bytes a second."""
+    read_share: float | None
+    """Bandwidth as a share of the read roof; null for what is cache-resident."""
+    compile_seconds: float | None
+    """Seconds of the first call less the second."""
+    host_us: float | None
+    """Host time of an eager call."""
+
+
 def measurement_fields(measurement: Measurement) -> dict[str, Any]:
-    """Fields of a measurement; those that only a GPU has are null on a CPU."""
+    """The fields of a `MeasurementRecord`, by name, for a record that has more."""
     timing, traffic, rotation = measurement.timing, measurement.traffic, measurement.rotation
     read = measurement.read_bytes_per_second
     return {
@@ -29,7 +92,9 @@ def measurement_fields(measurement: Measurement) -> dict[str, Any]:
         "total_bytes": traffic.total_bytes,
         "gigabytes_per_second": measurement.gigabytes_per_second,
         "cache_resident": None if rotation is None else measurement.cache_resident,
-        "rotation": rotation,
+        "rotation": None
+        if rotation is None
+        else RotationRecord(rotation.calls, rotation.touched_bytes, rotation.l2_bytes),
         "cold": None if rotation is None else rotation.cold,
         "gather_us": None if measurement.gather is None else measurement.gather.median_us,
         "gather_share": measurement.gather_share,

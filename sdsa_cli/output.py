@@ -1,27 +1,31 @@
 """The one sink of the command line: the result goes to stdout, everything else to stderr.
 
-A command makes one `Output` and gives it everything that it has to say. With ``as_json`` the only
-thing on stdout is the document, and there is no progress bar; without it there is a progress bar
-only where stderr is a terminal. Text is printed as it is: tensor names such as ``keys[0]`` are
-never taken for markup.
+A command makes one `Output`, its sink, and gives it everything that it has to say. With ``as_json``
+the only thing on stdout is the document, and there is no progress bar; without it there is a
+progress bar only where stderr is a terminal. Text is printed as it is: tensor names such as
+``keys[0]`` are never taken for markup.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from .interrupts import stop_if_interrupted
-from .json_documents import strict_json
+from .json_documents import strict_json, write_document
+from .output_paths import check_outputs, file_output
+from .table_data import Style, TableData
+from .text import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.text import Text
 
 _PIPE_WIDTH = 100  # columns of output that no terminal shows
-# Control characters but the line break: names in files may hold them, and terminals obey them.
-# Halves of surrogate pairs stand for the bytes of a file name that is no text.
-_CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Output:
@@ -30,18 +34,36 @@ class Output:
     Parameters
     ----------
     as_json : bool
-        Print JSON documents instead of tables and text.
+        Print the JSON document instead of tables and text.
+    report_file : Path, optional
+        Write the JSON document to this file too.
+    force : bool
+        Whether `report_file` may exist.
     """
 
-    def __init__(self, *, as_json: bool = False) -> None:
+    def __init__(
+        self, *, as_json: bool = False, report_file: Path | None = None, force: bool = False
+    ) -> None:
         self.as_json = as_json
+        self.report_file = report_file
+        self.force = force
 
     @property
     def width(self) -> int:
-        """Columns of stdout's terminal; ``COLUMNS`` or 100 where it is none."""
+        """Columns of stdout's terminal; ``COLUMNS`` or 100 where it is not one."""
         return _console(sys.stdout).width
 
-    def result(self, *renderables: Any) -> None:
+    def publish(self, document: object, *renderables: RenderableType) -> None:
+        """Give a command's whole result: the document to the report file, then one or the other.
+
+        The file is written first, so that it is there even if nobody reads stdout.
+        """
+        if self.report_file is not None:
+            write_document(self.report_file, document, force=self.force)
+        self.result(*renderables)
+        self.document(document)
+
+    def result(self, *renderables: RenderableType) -> None:
         """Print text or rich renderables, the result for a reader, to stdout; silent with JSON.
 
         Lines of text are left to the terminal to wrap, so that paths in them can be copied. In
@@ -97,17 +119,47 @@ class Output:
             yield lambda steps: bar.advance(task, steps)
 
 
+def report_sink(
+    as_json: bool,
+    report: str | None,
+    *,
+    outputs: Sequence[Path] = (),
+    inputs: Sequence[Path] = (),
+    force: bool = False,
+) -> Output:
+    """The sink of a command with ``--json`` and ``--report FILE``.
+
+    Parameters
+    ----------
+    as_json : bool
+        Whether ``--json`` was given.
+    report : str, optional
+        The file of ``--report``.
+    outputs : sequence of Path
+        Other files that the command writes.
+    inputs : sequence of Path
+        What the command reads.
+    force : bool
+        Whether outputs may exist.
+
+    Raises
+    ------
+    InputError
+        An output cannot be written, as `check_outputs` has it.
+    """
+    report_file = None if report is None else file_output("--report", report)
+    files = [*outputs, *([] if report_file is None else [report_file])]
+    if files:
+        check_outputs(files, inputs, force=force)
+    return Output(as_json=as_json, report_file=report_file, force=force)
+
+
 def print_error(message: str) -> None:
     """Print one line to stderr: ``error: message``, its line breaks made spaces."""
     from rich.text import Text
 
     line = Text.assemble(("error: ", "bold red"), visible(" ".join(message.split())))
     _console(sys.stderr).print(line, soft_wrap=True)
-
-
-def visible(text: str) -> str:
-    r"""`text` with its control characters, all but line breaks, written out as ``\x1b``."""
-    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def abandon_stdout() -> None:
@@ -120,10 +172,10 @@ def abandon_stdout() -> None:
 class _Visible:
     """A renderable whose text, but not its style, goes through `visible`."""
 
-    def __init__(self, renderable: Any) -> None:
+    def __init__(self, renderable: RenderableType) -> None:
         self._renderable = renderable
 
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self._renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
@@ -132,9 +184,10 @@ def table(
     *headings: str,
     title: str | None = None,
     numbers_from: int = 1,
-    optional: Sequence[str] = (),
-) -> Any:
-    """Empty rich table in the project's one look.
+    text: tuple[str, ...] = (),
+    style: Style = "report",
+) -> TableData:
+    """Empty table in the project's one look.
 
     Parameters
     ----------
@@ -144,44 +197,35 @@ def table(
         Line above the table.
     numbers_from : int
         First column that is aligned to the right.
-    optional : sequence of str
-        Columns that a narrow terminal does without, the first one first; numbers of such a table
-        are never cut.
+    text : tuple of str
+        Headings of columns from there on that are text all the same.
+    style : str
+        ``report`` for a table on its own, ``compact`` for one of several on a screen, ``grid`` for
+        one of many columns.
     """
-    from rich import box
-    from rich.table import Table
-
-    from .fitted_table import FittedTable
-
-    kind = FittedTable if optional else Table
-    result = kind(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    if isinstance(result, FittedTable):
-        result.optional = optional
-    for index, heading in enumerate(headings):
-        result.add_column(heading, justify="right" if index >= numbers_from else "left")
-    return result
+    return TableData(headings, title, numbers_from, text, style)
 
 
-def heading(text: str) -> Any:
+def heading(text: str) -> Text:
     """Bold line of text, such as the file that a table is about."""
     from rich.text import Text
 
     return Text(text, style="bold")
 
 
-def fields_table(fields: Mapping[str, str]) -> Any:
+def fields_table(fields: Mapping[str, str]) -> RenderableType:
     """Rich table of two columns without headings: names and what they are."""
     from rich.table import Table
 
     result = Table.grid(padding=(0, 2))
-    result.add_column(style="dim")
+    result.add_column(style="dim", no_wrap=True)
     result.add_column(overflow="fold")
     for name, value in fields.items():
         result.add_row(name, value)
     return result
 
 
-def _console(file: TextIO) -> Any:
+def _console(file: TextIO) -> Console:
     from rich.console import Console
 
     console = Console(file=file, markup=False, highlight=False, emoji=False)

@@ -1,14 +1,22 @@
-"""Numbers as a reader wants them in tables."""
+"""Numbers and texts as a reader wants them in tables."""
 
 from __future__ import annotations
 
 import math
+import re
+import statistics
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sdsa_quant.files.cache_header import CacheHeader
 
 _MOST_QUOTED = 60  # characters
+_LISTED_LENGTHS = 8
+_BETWEEN = " \u00b7 "  # numbers of a list, whose thousands have commas
+# Control characters except the line break: names in files may hold them, and terminals obey them.
+# Halves of surrogate pairs stand for the bytes of a file name that is not text.
+_CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def shortened(text: str) -> str:
@@ -64,3 +72,23 @@ def describe_transform(header: CacheHeader) -> str:
 def counted(count: int, noun: str) -> str:
     """``1 tensor``, ``2 tensors``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def describe_lengths(lengths: Sequence[int]) -> str:
+    """Context lengths in a few words: all of a few, otherwise their range and sum."""
+    if not lengths:
+        return "none"
+    if len(lengths) == 1:
+        return f"{lengths[0]:,}"
+    total = f"sum {sum(lengths):,}"
+    if min(lengths) == max(lengths):
+        return f"{lengths[0]:,} each ({total})"
+    if len(lengths) <= _LISTED_LENGTHS:
+        return f"{_BETWEEN.join(f'{length:,}' for length in lengths)} ({total})"
+    middle = statistics.median(lengths)
+    return f"{min(lengths):,} to {max(lengths):,} (median {middle:,.0f}, {total})"
+
+
+def visible(text: str) -> str:
+    r"""`text` with its control characters, all except line breaks, written out as ``\x1b``."""
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

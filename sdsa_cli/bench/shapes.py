@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from sdsa_cli.score.inputs import parse_numbers
+from sdsa_cli.options import parse_numbers
 from sdsa_cli.text import shortened
 from sdsa_quant.errors import InputError
 from sdsa_quant.files.text import INT32_MAX, read_text, whole_number
@@ -16,26 +15,50 @@ _WANTED = "GROUPS,ROWS,LENGTH or GROUPS,ROWS,LENGTH,MAX_CONTEXT, whole numbers"
 
 
 @dataclass(frozen=True, slots=True)
-class BenchShape:
-    """Sizes of the calls of one line: `lengths` are each group's keys."""
+class ShapeRecord:
+    """Sizes of a call."""
 
     name: str
-    lengths: tuple[int, ...]
+    """The shape as the tables have it."""
+    groups: int
+    """Groups of query rows."""
     rows_per_group: int
+    """Query rows of a group."""
+    length: int | None
+    """Keys of each group; null where the groups differ."""
+    keys: int
+    """Keys of all groups."""
+    longest: int
+    """Keys of the longest group."""
     max_context: int
+    """Columns of the scores."""
 
-    def fields(self) -> dict[str, Any]:
-        """For a JSON document; `length` is null where the groups differ."""
+
+@dataclass(frozen=True, slots=True)
+class BenchShape:
+    """Sizes of the calls of one line."""
+
+    name: str
+    """The shape as the tables have it."""
+    lengths: tuple[int, ...]
+    """Keys of each group."""
+    rows_per_group: int
+    """Query rows of a group."""
+    max_context: int
+    """Columns of the scores."""
+
+    def record(self) -> ShapeRecord:
+        """The shape in a few numbers, for a JSON document."""
         same = len(set(self.lengths)) == 1
-        return {
-            "name": self.name,
-            "groups": len(self.lengths),
-            "rows_per_group": self.rows_per_group,
-            "length": self.lengths[0] if same else None,
-            "keys": sum(self.lengths),
-            "longest": max(self.lengths),
-            "max_context": self.max_context,
-        }
+        return ShapeRecord(
+            name=self.name,
+            groups=len(self.lengths),
+            rows_per_group=self.rows_per_group,
+            length=self.lengths[0] if same else None,
+            keys=sum(self.lengths),
+            longest=max(self.lengths),
+            max_context=self.max_context,
+        )
 
 
 def parse_shape(text: str) -> BenchShape:
@@ -43,8 +66,8 @@ def parse_shape(text: str) -> BenchShape:
 
     Raises
     ------
-    ValueError
-        It is none.
+    InputError
+        The text is not a shape, or its sizes are out of range.
     """
     numbers = parse_numbers(text)
     if len(numbers) not in (3, 4) or min(numbers) < 1:
@@ -74,8 +97,8 @@ def read_lengths_file(path: Path) -> BenchShape:
 
     Raises
     ------
-    ValueError
-        A line is no length, or there is none.
+    InputError
+        A line is not a length, or no line is.
     """
     lengths = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):

@@ -1,20 +1,35 @@
-"""The part of `sdsa inspect` that reads caches: their header, their scales, their validity."""
+"""The part of `sdsa inspect` that reads caches, one or a folder of them, and checks them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sdsa_cli.json_documents import command_document
-from sdsa_cli.output import Output, fields_table, heading
-from sdsa_cli.text import byte_count, describe_transform, percent
+from sdsa_cli.output import Output, fields_table, heading, table
+from sdsa_cli.text import byte_count, counted, describe_lengths, describe_transform, percent
 
-from .text import describe_lengths
+from .documents import CacheDocument, CacheRecord, CachesDocument, ScaleShares
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from sdsa_quant.files.cache_file import CacheFile, ScaleCounts
 
 
-def inspect_cache(out: Output, path: str) -> None:
+def cache_files(folder: str) -> list[Path]:
+    """The caches among the ``*.safetensors`` files of a folder, in natural order."""
+    from sdsa_quant.files.cache_header import FORMAT
+    from sdsa_quant.files.safetensors_reader import header_metadata
+    from sdsa_quant.files.tensor_source import natural_order
+
+    files = sorted(Path(folder).glob("*.safetensors"), key=lambda file: natural_order(file.name))
+    return [file for file in files if header_metadata(file).get("format") == FORMAT]
+
+
+def inspect_cache(sink: Output, path: str) -> None:
     """Show a cache and check it.
 
     Raises
@@ -25,102 +40,145 @@ def inspect_cache(out: Output, path: str) -> None:
     from sdsa_quant.errors import CheckFailedError
 
     record = check_cache(path)
-    if "pages" in record:
-        out.result(*_cache_report(path, record))
-    out.document(command_document("inspect", {"kind": "cache", **record}))
-    if not record["valid"]:
-        raise CheckFailedError(record["reason"])
+    fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    sink.publish(CacheDocument(**fields), *([] if record.pages is None else _cache_report(record)))
+    if record.reason is not None:
+        raise CheckFailedError(record.reason)
 
 
-def check_cache(path: str) -> dict[str, Any]:
-    """What a cache is, as far as it can be read, and whether it is valid: fields for JSON."""
+def inspect_folder(sink: Output, folder: str, files: Sequence[Path]) -> None:
+    """Show and check the caches of a folder, a line each.
+
+    Raises
+    ------
+    CheckFailedError
+        Some are not valid; all have been shown.
+    """
+    from sdsa_quant.errors import CheckFailedError
+
+    records = [check_cache(str(file)) for file in files]
+    sink.publish(
+        CachesDocument(path=folder, caches=records), *_folder_report(folder, files, records)
+    )
+    bad = [record.reason for record in records if not record.valid]
+    if bad:
+        raise CheckFailedError(f"{len(bad)} of {counted(len(files), 'cache')} not valid: {bad[0]}")
+
+
+def check_cache(path: str) -> CacheRecord:
+    """What a cache is, as far as it can be read, and whether it is valid."""
     from sdsa_quant.errors import CheckFailedError, InputError
     from sdsa_quant.files.cache_file import count_scales, open_cache, validate_cache
     from sdsa_quant.files.safetensors_reader import header_metadata
 
-    reason, scales = None, None
-    record: dict[str, Any] = {"header": header_metadata(path)}
+    record = CacheRecord(path=path, valid=True, reason=None, header=header_metadata(path))
     try:
         cache = open_cache(path)
-        record = _cache_record(cache)
+        record = _cache_record(path, cache)
         validate_cache(cache)
         scales = count_scales(cache)
     except (InputError, CheckFailedError) as error:
-        reason = str(error)
-    if "pages" in record:
-        record["scales"] = None if scales is None else _scales_record(scales)
-    return {"path": path, "valid": reason is None, "reason": reason, **record}
+        return dataclasses.replace(record, valid=False, reason=str(error))
+    return dataclasses.replace(record, scales=None if scales is None else _scale_shares(scales))
 
 
-def _cache_record(cache: CacheFile) -> dict[str, Any]:
+def _cache_record(path: str, cache: CacheFile) -> CacheRecord:
     from sdsa_quant.layout import BF16_RECORD_BYTES
 
     bf16_bytes = cache.pages * BF16_RECORD_BYTES
-    return {
-        "header": cache.header.metadata(),
-        "requests": cache.context_lengths.shape[0],
-        "keys": int(cache.context_lengths.sum()),
-        "context_lengths": cache.context_lengths.tolist(),
-        "blocks": cache.block_table.shape[1],
-        "pages": cache.pages,
-        "cache_bytes": cache.cache_bytes,
-        "file_bytes": cache.file_bytes,
-        "bf16_bytes": bf16_bytes,
-        "ratio_to_bf16": bf16_bytes / cache.cache_bytes if cache.pages else None,
-    }
+    return CacheRecord(
+        path=path,
+        valid=True,
+        reason=None,
+        header=cache.header.metadata(),
+        requests=cache.context_lengths.shape[0],
+        keys=int(cache.context_lengths.sum()),
+        context_lengths=cache.context_lengths.tolist(),
+        blocks=cache.block_table.shape[1],
+        pages=cache.pages,
+        cache_bytes=cache.cache_bytes,
+        file_bytes=cache.file_bytes,
+        bf16_bytes=bf16_bytes,
+        ratio_to_bf16=bf16_bytes / cache.cache_bytes if cache.pages else None,
+    )
 
 
-def _scales_record(scales: ScaleCounts) -> dict[str, Any]:
-    return {
-        "count": scales.blocks,
-        "zero": scales.zero,
-        "zero_share": scales.share(scales.zero),
-        "subnormal": scales.subnormal,
-        "subnormal_share": scales.share(scales.subnormal),
-        "largest": scales.largest,
-        "largest_share": scales.share(scales.largest),
-    }
+def _scale_shares(scales: ScaleCounts) -> ScaleShares:
+    return ScaleShares(
+        count=scales.blocks,
+        zero=scales.zero,
+        zero_share=scales.share(scales.zero),
+        subnormal=scales.subnormal,
+        subnormal_share=scales.share(scales.subnormal),
+        largest=scales.largest,
+        largest_share=scales.share(scales.largest),
+    )
 
 
-def _cache_report(path: str, record: dict[str, Any]) -> list[Any]:
+def _cache_report(record: CacheRecord) -> list[RenderableType]:
     from sdsa_quant.files.cache_header import CacheHeader
 
-    header, ratio = record["header"], record["ratio_to_bf16"]
+    header, ratio = record.header, record.ratio_to_bf16
     transform = describe_transform(CacheHeader.from_metadata(header))
     nvfp4 = header["values"] == "nvfp4"
     smaller = f", {ratio:.2f}x smaller than BF16" if nvfp4 and ratio is not None else ""
     fields = {
-        "values": header["values"],
+        "format": header["values"],
         "layout": header["layout"],
         "scales": f"{header['scale_order']} order, rule {header['rule']}",
         "transform": transform,
         "source": header["source"] or "-",
-        "requests": f"{record['requests']:,}",
-        "lengths": describe_lengths(record["context_lengths"]),
-        "block table": f"{record['requests']:,} x {record['blocks']:,}",
-        "pages": f"{record['pages']:,}",
-        "bytes": f"{byte_count(record['cache_bytes'])}{smaller}",
-        **_describe_scales(record["scales"]),
-        "valid": "yes" if record["valid"] else "no",
+        "requests": f"{record.requests:,}",
+        "lengths": describe_lengths(record.context_lengths or ()),
+        "block table": f"{record.requests:,} x {record.blocks:,}",
+        "pages": f"{record.pages:,}",
+        "bytes": f"{byte_count(record.cache_bytes or 0)}{smaller}",
+        **_describe_scales(record.scales),
+        "valid": "yes" if record.valid else "no",
     }
     if not nvfp4:
         del fields["scales"]
     if transform == "none":
         del fields["transform"]
-    title = heading(f"{path}: a cache, version {header['version']}")
+    title = heading(f"{record.path}: a cache, version {header['version']}")
     return [title, fields_table(fields)]
 
 
-def _describe_scales(scales: dict[str, Any] | None) -> dict[str, str]:
+def _folder_report(
+    folder: str, files: Sequence[Path], records: Sequence[CacheRecord]
+) -> list[RenderableType]:
+    from sdsa_quant.files.tensor_source import without_common_ends
+
+    pattern, names = without_common_ends([file.name for file in files])
+    total = sum(record.file_bytes or 0 for record in records)
+    title = f"{folder}: {counted(len(files), 'cache')}, {total:,} bytes"
+    rows = table("*", "format", "requests", "keys", "pages", "bytes", "valid", style="grid")
+    for name, record in zip(names, records, strict=True):
+        sizes = (record.requests, record.keys, record.pages, record.cache_bytes)
+        numbers = ("-" if size is None else f"{size:,}" for size in sizes)
+        key_format = record.header.get("values", "-")
+        rows.add_row(name, key_format, *numbers, "yes" if record.valid else "no")
+    report: list[RenderableType] = [heading(title), f"files  {pattern}", rows]
+    others = len(list(Path(folder).glob("*.safetensors"))) - len(files)
+    if others:
+        report.append(f"{counted(others, 'other file')} of the folder left out: not of caches")
+    return report
+
+
+def _describe_scales(scales: ScaleShares | None) -> dict[str, str]:
     """Lines on the blocks of used keys; none for BF16 and for a cache that is not valid."""
     if scales is None:
         return {}
-    blocks = f"{scales['count']:,} of used keys"
-    if not scales["count"]:
+    blocks = f"{scales.count:,} of used keys"
+    if not scales.count:
         return {"blocks": blocks}
+    zero, subnormal, largest = (
+        percent(math.nan if share is None else share)
+        for share in (scales.zero_share, scales.subnormal_share, scales.largest_share)
+    )
     return {
         "blocks": blocks,
-        "  zero scale": f"{percent(scales['zero_share'])} (flushed, or all zeros)",
-        "  subnormal scale": percent(scales["subnormal_share"]),
-        "  scale of 448": f"{percent(scales['largest_share'])} (saturated, or nearly)",
+        "  zero scale": f"{zero} (flushed, or all zeros)",
+        "  subnormal scale": subnormal,
+        "  scale of 448": f"{largest} (saturated, or nearly)",
     }

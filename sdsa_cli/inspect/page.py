@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sdsa_cli.json_documents import command_document
 from sdsa_cli.output import Output, heading, table
+from sdsa_cli.table_data import TableData
+
+from .documents import PageDocument, PageOwner
 
 if TYPE_CHECKING:
     import torch
+    from rich.console import RenderableType
 
     from sdsa_quant.files.cache_file import CacheFile
 
-# Terminal columns that one key takes in a page's table.
-_NVFP4_KEY_WIDTH = 23
-_BF16_KEY_WIDTH = 16
-_INDEX_WIDTH = 8  # terminal columns that a key's table takes before its blocks
+# Terminal columns that one key takes in a page's table, with the space after it.
+_NVFP4_KEY_WIDTH = 22
+_BF16_KEY_WIDTH = 15
+_INDEX_WIDTH = 6  # terminal columns that a key's table takes before its blocks
 
 
-def inspect_page(out: Output, path: str, page: int, key: int | None) -> None:
+def inspect_page(sink: Output, path: str, page: int, key: int | None) -> None:
     """Show a page of a cache: an overview of its keys, or one key decoded.
 
     Raises
@@ -43,49 +46,54 @@ def inspect_page(out: Output, path: str, page: int, key: int | None) -> None:
     owner = _find_owner(cache, page)
     title = heading(_page_title(path, page, owner))
     if key is None:
-        out.result(
-            title,
-            _page_table(keys, scales, owner["used"], out.width),
+        parts: list[RenderableType] = [
+            _page_table(keys, scales, owner.used, sink.width),
             "--key K shows the 128 values of one key",
-        )
+        ]
     else:
-        parts = _key_tables(keys[key], None if scales is None else scales[key].float(), out.width)
-        out.result(title, heading(_key_title(key, owner)), *parts)
+        key_scales = None if scales is None else scales[key].float()
+        parts = [
+            heading(_key_title(key, owner)),
+            *_key_tables(keys[key], key_scales, sink.width),
+        ]
     shown = slice(None) if key is None else slice(key, key + 1)
-    decoded = {
-        "kind": "page",
-        "path": path,
-        "page": page,
-        "key": key,
-        **owner,
-        "keys": keys[shown].tolist(),
-        "scales": None if scales is None else scales[shown].float().tolist(),
-    }
-    out.document(command_document("inspect", decoded))
+    document = PageDocument(
+        path=path,
+        page=page,
+        key=key,
+        request=owner.request,
+        first_key=owner.first_key,
+        used=owner.used,
+        keys=keys[shown].tolist(),
+        scales=None if scales is None else scales[shown].float().tolist(),
+    )
+    sink.publish(document, title, *parts)
 
 
-def _find_owner(cache: CacheFile, page: int) -> dict[str, Any]:
-    """Which request's keys are in a page: ``request``, ``first_key``, and how many are ``used``."""
+def _find_owner(cache: CacheFile, page: int) -> PageOwner:
+    """Which request's keys are in a page, and how many."""
     from sdsa_quant.layout import PAGE
 
     for request, block in (cache.block_table == page).nonzero().tolist():
         used = min(int(cache.context_lengths[request]) - block * PAGE, PAGE)
         if used > 0:
-            return {"request": request, "first_key": block * PAGE, "used": used}
-    return {"request": None, "first_key": None, "used": 0}
+            return PageOwner(request, block * PAGE, used)
+    return PageOwner(None, None, 0)
 
 
-def _page_title(path: str, page: int, owner: dict[str, Any]) -> str:
-    if owner["request"] is None:
+def _page_title(path: str, page: int, owner: PageOwner) -> str:
+    if owner.request is None or owner.first_key is None:
         return f"{path}, page {page}: in no request"
-    first, used = owner["first_key"], owner["used"]
+    first, used = owner.first_key, owner.used
     return (
-        f"{path}, page {page}: request {owner['request']}, keys {first:,} to {first + used - 1:,} "
+        f"{path}, page {page}: request {owner.request}, keys {first:,} to {first + used - 1:,} "
         f"({used} of 64 used)"
     )
 
 
-def _page_table(keys: torch.Tensor, scales: torch.Tensor | None, used: int, width: int) -> Any:
+def _page_table(
+    keys: torch.Tensor, scales: torch.Tensor | None, used: int, width: int
+) -> TableData:
     """Every key's scale bytes (BF16: its norm), as many side by side as the terminal has room for.
 
     A key's number is in brackets where the key is past the length.
@@ -99,23 +107,23 @@ def _page_table(keys: torch.Tensor, scales: torch.Tensor | None, used: int, widt
         heading, key_width = "scale bytes", _NVFP4_KEY_WIDTH
         texts = [bytes(row).hex() for row in scales.view(torch.uint8).tolist()]
     side_by_side = max(width // key_width, 1)
-    rows = table(*["key", heading] * side_by_side, numbers_from=0)
-    rows.padding, rows.pad_edge = (0, 1, 0, 0), False
+    rows = table(*["key", heading] * side_by_side, numbers_from=0, style="grid")
     lines = -(-len(texts) // side_by_side)
     for line in range(lines):
         numbers = range(line, len(texts), lines)
         pairs = ((f"{key}" if key < used else f"({key})", texts[key]) for key in numbers)
-        rows.add_row(*(cell for pair in pairs for cell in pair))
+        cells = [cell for pair in pairs for cell in pair]
+        rows.add_row(*cells, *[""] * (2 * side_by_side - len(cells)))
     return rows
 
 
-def _key_title(key: int, owner: dict[str, Any]) -> str:
-    if key < owner["used"]:
-        return f"key {key} of the page, {owner['first_key'] + key:,} of request {owner['request']}"
+def _key_title(key: int, owner: PageOwner) -> str:
+    if owner.first_key is not None and key < owner.used:
+        return f"key {key} of the page, {owner.first_key + key:,} of request {owner.request}"
     return f"key {key} of the page, past the length"
 
 
-def _key_tables(values: torch.Tensor, scales: torch.Tensor | None, width: int) -> list[Any]:
+def _key_tables(values: torch.Tensor, scales: torch.Tensor | None, width: int) -> list[TableData]:
     """One key in full: a column for each block, its scale on top of its 16 values.
 
     As many blocks side by side as the terminal has room for.
@@ -139,12 +147,11 @@ def _key_tables(values: torch.Tensor, scales: torch.Tensor | None, width: int) -
     ]
 
 
-def _blocks_table(columns: list[list[str]], first: int, *, with_scale: bool) -> Any:
-    rows = table("", *(f"block {first + index}" for index in range(len(columns))))
-    rows.padding, rows.pad_edge = (0, 1, 0, 0), False
+def _blocks_table(columns: list[list[str]], first: int, *, with_scale: bool) -> TableData:
+    rows = table("", *(f"block {first + index}" for index in range(len(columns))), style="grid")
     for index, line in enumerate(zip(*columns, strict=True)):
         if with_scale and index == 0:
-            rows.add_row("scale", *line, end_section=True)
+            rows.add_row("scale", *line, rule_below=True)
         else:
             rows.add_row(f"{index - with_scale}", *line)
     return rows

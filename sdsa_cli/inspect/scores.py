@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sdsa_cli.json_documents import command_document
 from sdsa_cli.output import Output, fields_table, heading, table
-from sdsa_cli.text import byte_count, counted
+from sdsa_cli.text import byte_count, counted, describe_lengths
 
-from .text import describe_lengths
+from .documents import RowRecord, ScoresDocument
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from sdsa_quant.files.scores_file import ScoresFile
 
 _LISTED_ROWS = 16  # on the terminal; JSON has them all
@@ -28,63 +29,67 @@ _METADATA_NAMES = {
 }
 
 
-def inspect_scores(out: Output, path: str) -> None:
+def inspect_scores(sink: Output, path: str) -> None:
     """Show a scores file: its sizes, and each row's length, range and best keys."""
     from sdsa_quant.files.scores_file import open_scores
 
     scores = open_scores(path)
     rows = [_row_record(scores, row) for row in range(scores.shape.rows)]
-    out.result(*_report(scores, rows))
-    sizes = {
-        "kind": "scores",
-        "path": path,
-        "rows": scores.shape.rows,
-        "groups": scores.shape.groups,
-        "rows_per_group": scores.rows_per_group,
-        "max_context": scores.shape.max_context,
-        "top_k": scores.shape.top_k,
-        "file_bytes": scores.file_bytes,
-        "metadata": scores.metadata,
-        "row_summaries": rows,
-    }
-    out.document(command_document("inspect", sizes))
+    document = ScoresDocument(
+        path=path,
+        rows=scores.shape.rows,
+        groups=scores.shape.groups,
+        rows_per_group=scores.rows_per_group,
+        max_context=scores.shape.max_context,
+        top_k=scores.shape.top_k,
+        file_bytes=scores.file_bytes,
+        metadata=scores.metadata,
+        row_summaries=rows,
+    )
+    sink.publish(document, *_report(document, scores.context_lengths.tolist()))
 
 
-def _row_record(scores: ScoresFile, row: int) -> dict[str, Any]:
+def _row_record(scores: ScoresFile, row: int) -> RowRecord:
     """Length and range of one row; non-finite scores are counted and left out of the range."""
     group = row // scores.rows_per_group
     length = min(int(scores.context_lengths[group]), scores.shape.max_context)
     visible = scores.scores[row, : max(length, 0)]
     finite = visible[visible.isfinite()]
-    return {
-        "row": row,
-        "request": int(scores.requests[group]),
-        "length": length,
-        "min": float(finite.min()) if finite.numel() else None,
-        "max": float(finite.max()) if finite.numel() else None,
-        "nonfinite": visible.numel() - finite.numel(),
-        "best_keys": scores.top_k_indices[row, : min(_LISTED_CHOICES, length)].tolist(),
-    }
+    return RowRecord(
+        row=row,
+        request=int(scores.requests[group]),
+        length=length,
+        min=float(finite.min()) if finite.numel() else None,
+        max=float(finite.max()) if finite.numel() else None,
+        nonfinite=visible.numel() - finite.numel(),
+        best_keys=scores.top_k_indices[row, : min(_LISTED_CHOICES, length)].tolist(),
+    )
 
 
-def _report(scores: ScoresFile, rows: Sequence[dict[str, Any]]) -> list[Any]:
-    shape = scores.shape
+def _report(document: ScoresDocument, lengths: Sequence[int]) -> list[RenderableType]:
+    rows = document.row_summaries
     fields = {
-        "rows": f"{shape.rows:,} ({counted(shape.groups, 'group')} of {scores.rows_per_group})",
-        "lengths": describe_lengths(scores.context_lengths.tolist()),
-        "width": counted(shape.max_context, "key"),
-        "top-k": f"{shape.top_k:,} indices a row",
-        "bytes": byte_count(scores.file_bytes),
-        "non-finite": f"{sum(row['nonfinite'] for row in rows):,} scores below a length",
+        "rows": f"{document.rows:,} ({counted(document.groups, 'group')} of "
+        f"{document.rows_per_group})",
+        "lengths": describe_lengths(lengths),
+        "width": counted(document.max_context, "key"),
+        "top-k": f"{document.top_k:,} indices a row",
+        "bytes": byte_count(document.file_bytes),
+        "non-finite": f"{sum(row.nonfinite for row in rows):,} scores below a length",
     }
-    fields |= _describe_metadata(scores.metadata)
-    listed = table("row", "request", "length", "min", "max", "best keys", numbers_from=0)
-    listed.columns[5].justify = "left"
+    fields |= _describe_metadata(document.metadata)
+    listed = table(
+        "row", "request", "length", "min", "max", "best keys", numbers_from=0, text=("best keys",)
+    )
     for row in rows[:_LISTED_ROWS]:
-        low, high = ("-" if row[end] is None else f"{row[end]:.4g}" for end in ("min", "max"))
-        best = " ".join(map(str, row["best_keys"]))
-        listed.add_row(f"{row['row']}", f"{row['request']}", f"{row['length']:,}", low, high, best)
-    report = [heading(f"{scores.path}: scores"), fields_table(fields), listed]
+        low, high = ("-" if end is None else f"{end:.4g}" for end in (row.min, row.max))
+        best = " ".join(map(str, row.best_keys))
+        listed.add_row(f"{row.row}", f"{row.request}", f"{row.length:,}", low, high, best)
+    report: list[RenderableType] = [
+        heading(f"{document.path}: scores"),
+        fields_table(fields),
+        listed,
+    ]
     if len(rows) > _LISTED_ROWS:
         report.append(f"... and {len(rows) - _LISTED_ROWS:,} more rows; --json lists them all")
     return report

@@ -10,32 +10,30 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sdsa_cli.json_documents import write_document
 from sdsa_cli.options import (
+    DEFAULT_TOP_K_TEXT,
     BackendOption,
     DeviceOption,
     ForceFlag,
-    JsonFile,
+    JsonFlag,
+    KeysOption,
+    QueryNameOption,
+    ReportOption,
+    RequestsOption,
+    RowsPerGroupOption,
     SoftmaxScaleOption,
+    TopKOption,
+    at_least_one,
     choose_device,
+    choose_softmax_scale,
     examples,
-    json_file,
+    parse_top_k,
 )
-from sdsa_cli.output import Output
-from sdsa_cli.output_paths import STDOUT, check_outputs, file_output, folders_made
+from sdsa_cli.output import Output, report_sink
+from sdsa_cli.output_paths import file_output, folders_made
 from sdsa_quant.errors import CheckFailedError, InputError
 
-from .document import ScoreReport, is_valid, report_document
-from .inputs import (
-    DEFAULT_TOP_K_TEXT,
-    ScoreOptions,
-    at_least_one,
-    choose_softmax_scale,
-    open_scored_cache,
-    parse_top_k,
-    requests_of_groups,
-)
-from .tables import report_tables
+from .inputs import ScoreOptions, open_scored_cache, requests_of_groups
 
 if TYPE_CHECKING:
     from sdsa_kernels.scoring.chunks import ChunkScorer
@@ -44,6 +42,8 @@ if TYPE_CHECKING:
     from sdsa_quant.captures.queries import Queries
     from sdsa_quant.files.cache_file import CacheFile
     from sdsa_quant.files.scores_file import ScoresWriter
+
+    from .document import ScoreReport
 
 COMMAND = "score"
 EXAMPLES = examples(
@@ -67,32 +67,9 @@ def score(
             help="Safetensors file with the query rows, rows x 128 or groups x rows x 128.",
         ),
     ],
-    query_name: Annotated[
-        str | None,
-        typer.Option(
-            "--query-name",
-            metavar="NAME",
-            help="Tensor with the query rows; default: queries, query or q, or the only one.",
-        ),
-    ] = None,
-    rows_per_group: Annotated[
-        int | None,
-        typer.Option(
-            "--rows-per-group",
-            metavar="ROWS",
-            help="Consecutive rows that see the same keys, 1 to 8; default: what the queries file "
-            "says (its shape, or rows_per_group in its metadata), else 1.",
-        ),
-    ] = None,
-    requests: Annotated[
-        str | None,
-        typer.Option(
-            "--requests",
-            metavar="LIST|NAME",
-            help="Request of each group: 0,0,1, or a tensor of the queries file; default: groups "
-            "are spread evenly over the cache's requests.",
-        ),
-    ] = None,
+    query_name: QueryNameOption = None,
+    rows_per_group: RowsPerGroupOption = None,
+    requests: RequestsOption = None,
     query_format: Annotated[
         Literal["bf16", "nvfp4"] | None,
         typer.Option(
@@ -110,18 +87,8 @@ def score(
             "made from, or a BF16 cache of them.",
         ),
     ] = None,
-    keys: Annotated[
-        str | None,
-        typer.Option("--keys", metavar="NAME", help="Tensor with the keys of --baseline."),
-    ] = None,
-    top_k: Annotated[
-        str,
-        typer.Option(
-            "--top-k",
-            metavar="LIST",
-            help="Numbers of keys an indexer selects: recall is of each, -o stores the largest.",
-        ),
-    ] = DEFAULT_TOP_K_TEXT,
+    keys: KeysOption = None,
+    top_k: TopKOption = DEFAULT_TOP_K_TEXT,
     softmax_scale: SoftmaxScaleOption = None,
     graph_replay: Annotated[
         int | None,
@@ -154,10 +121,12 @@ def score(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write scores, lengths, requests and top-k indices; -inf and -1 fill up rows.",
+            help="Write scores, lengths, requests and top-k indices (of the largest k); -inf and "
+            "-1 fill up rows.",
         ),
     ] = None,
-    json: JsonFile = None,
+    json: JsonFlag = False,
+    report: ReportOption = None,
     force: ForceFlag = False,
 ) -> None:
     """Score query rows against a key cache and report recall, errors and time.
@@ -185,16 +154,21 @@ def score(
         chunk=at_least_one("--chunk", chunk),
         output=None if output is None else file_output("-o", output),
     )
-    report_file = json_file(json)
-    _check_outputs(options, report_file, force)
-    sink = Output(as_json=json == STDOUT)
-    report = run_score(options, sink, force=force)
-    document = report_document(report)
-    if report_file is not None:  # first, so that it is there even if nobody reads stdout
-        write_document(report_file, document, force=force)
-    sink.result(*report_tables(report))
-    sink.document(document)
-    _require_finite(report.rows)
+    from .document import score_document
+    from .tables import report_tables
+
+    sink = _sink(options, json, report, force)
+    result = run_score(options, sink, force=force)
+    sink.publish(score_document(result), *report_tables(result))
+    _require_finite(result.rows)
+
+
+def _sink(options: ScoreOptions, as_json: bool, report: str | None, force: bool) -> Output:
+    inputs = [options.queries, *([] if options.baseline is None else [options.baseline])]
+    if not options.cache.is_dir():  # which is refused when it is opened
+        inputs.append(options.cache)
+    outputs = [] if options.output is None else [options.output]
+    return report_sink(as_json, report, outputs=outputs, inputs=inputs, force=force)
 
 
 def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreReport:
@@ -206,6 +180,8 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
     from sdsa_quant.captures.baseline import describe_other_source, open_baseline
     from sdsa_quant.captures.queries import read_queries
     from sdsa_quant.files.cache_file import validate_cache
+
+    from .document import ScoreReport, is_valid
 
     cache = open_scored_cache(options.cache)
     validate_cache(cache)
@@ -298,15 +274,9 @@ def _scores_writer(
     )
 
 
-def _check_outputs(options: ScoreOptions, report_file: Path | None, force: bool) -> None:
-    outputs = [path for path in (options.output, report_file) if path is not None]
-    inputs = [options.queries, *([] if options.baseline is None else [options.baseline])]
-    if not options.cache.is_dir():  # which is refused when it is opened
-        inputs.append(options.cache)
-    check_outputs(outputs, inputs, force=force)
-
-
 def _require_finite(rows: Sequence[RowScores]) -> None:
+    from .document import is_valid
+
     invalid = [row for row in rows if not is_valid(row)]
     if invalid:
         first = invalid[0]

@@ -7,99 +7,60 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdsa_cli.text import shortened
+from sdsa_cli.options import parse_numbers
 from sdsa_quant.errors import CacheFormatError, InputError
-from sdsa_quant.files.text import INT32_MAX, whole_number
-from sdsa_quant.layout import DEFAULT_SOFTMAX_SCALE, DEFAULT_TOP_K, MAX_ROWS
+from sdsa_quant.layout import MAX_ROWS
 
 if TYPE_CHECKING:
     from sdsa_quant.captures.queries import Queries
     from sdsa_quant.files.cache_file import CacheFile
 
-DEFAULT_TOP_K_TEXT = ",".join(map(str, DEFAULT_TOP_K))
-
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """The command line of `sdsa score`, as it goes into the report."""
+    """The command line of `sdsa score`, as it goes into the report; null for what was left out."""
 
     cache: Path
+    """Cache file."""
     queries: Path
+    """File of query rows."""
     query_name: str | None
+    """Tensor of query rows, as ``--query-name`` names it."""
     rows_per_group: int | None
+    """Rows of a group, as ``--rows-per-group`` gives them."""
     requests: str | None
+    """Requests of the groups, or the name of their tensor, as ``--requests`` gives them."""
     query_format: str | None
+    """What the rows are to be scored as, as ``--query-format`` names it."""
     baseline: Path | None
+    """File of unquantized keys."""
     keys: str | None
+    """Tensor of unquantized keys, as ``--keys`` names it."""
     top_k: tuple[int, ...]
+    """Numbers of keys that an indexer selects, ascending, each once."""
     softmax_scale: float
+    """Multiplies a score before the softmax of mass@k."""
     graph_replay: int | None
+    """Replays to time, as ``--graph-replay`` gives them."""
     hot: bool
+    """Whether to replay on the cache itself."""
     backend: str
+    """Backend, as ``--backend`` names it."""
     device: str
+    """Device, ``auto`` resolved."""
     chunk: int | None
+    """Groups scored at a time, as ``--chunk`` gives them."""
     output: Path | None
-
-
-def parse_top_k(text: str) -> tuple[int, ...]:
-    """The k of a list such as ``64,256,2048``, in ascending order, each once.
-
-    Raises
-    ------
-    InputError
-        The text is no list of numbers from 1 to 2^31 - 1.
-    """
-    numbers = parse_numbers(text)
-    if not numbers or min(numbers) < 1:
-        raise InputError(
-            f"--top-k must be numbers from 1 to {INT32_MAX} such as 64,256, got {shortened(text)!r}"
-        )
-    return tuple(sorted(set(numbers)))
-
-
-def parse_numbers(text: str) -> list[int]:
-    """Numbers, 0 to 2^31 - 1, of a list such as ``0,0,1``; empty for any other text."""
-    numbers = [whole_number(part) for part in text.split(",")]
-    known = [number for number in numbers if number is not None]
-    return known if len(known) == len(numbers) else []
-
-
-def at_least_one(option: str, given: int | None) -> int | None:
-    """The number that an option was given, None where it was left out.
-
-    Raises
-    ------
-    InputError
-        It is less than 1 or more than 2^31 - 1.
-    """
-    if given is not None and given < 1:
-        raise InputError(f"{option} must be at least 1, got {given}")
-    if given is not None and given > INT32_MAX:
-        raise InputError(f"{option} must be at most {INT32_MAX}, got {shortened(str(given))}")
-    return given
-
-
-def choose_softmax_scale(given: float | None) -> float:
-    """The scale of ``--softmax-scale``, 1/sqrt(128) by default.
-
-    Raises
-    ------
-    InputError
-        It is not positive and finite.
-    """
-    scale = DEFAULT_SOFTMAX_SCALE if given is None else given
-    if not 0 < scale < float("inf"):
-        raise InputError(f"--softmax-scale must be positive and finite, got {scale}")
-    return scale
+    """Scores file of ``-o``."""
 
 
 def open_scored_cache(path: Path) -> CacheFile:
-    """Open the cache to score; what is no cache file is told from a damaged one.
+    """Open the cache to score; what is not a cache file is told from a damaged one.
 
     Raises
     ------
     InputError
-        It is a folder, no cache, or damaged.
+        It is a folder, not a cache, or damaged.
     """
     from sdsa_quant.files.cache_file import open_cache
     from sdsa_quant.files.cache_header import FORMAT
@@ -110,11 +71,11 @@ def open_scored_cache(path: Path) -> CacheFile:
     try:
         return open_cache(path)
     except CacheFormatError:
-        kind = header_metadata(path).get("format", "none")
-        if kind == FORMAT:
+        stated = header_metadata(path).get("format", "none")
+        if stated == FORMAT:
             raise
         raise InputError(
-            f"{path}: is no cache (format in its header: {kind}); sdsa quantize-cache makes "
+            f"{path}: is not a cache (format in its header: {stated}); sdsa quantize-cache makes "
             f"caches from keys"
         ) from None
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sdsa_cli.measurement import LONGEST_US, rotation_words, share_text
 from sdsa_cli.output import fields_table, heading, table
-from sdsa_cli.text import describe_transform, error_size, similarity
+from sdsa_cli.table_data import TableData
+from sdsa_cli.text import counted, describe_transform, error_size, similarity
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from sdsa_kernels.measure.measurement import Measurement
     from sdsa_quant.accuracy.summary import Accuracy, Summary, TopKSummary
 
@@ -22,9 +25,9 @@ _REQUESTS_SHOWN = 4  # of those that rows were taken to belong to
 _ROWS_OF_PERCENTILES = 100  # with fewer, the worst 1 % is the worst row
 
 
-def report_tables(report: ScoreReport) -> list[Any]:
+def report_tables(report: ScoreReport) -> list[RenderableType]:
     """What a terminal shows: recall first, then errors, then timing."""
-    parts: list[Any] = [fields_table(_summary_fields(report))]
+    parts: list[RenderableType] = [fields_table(_summary_fields(report))]
     if report.accuracy is None:
         parts += ["", *_scores(report)]
     else:
@@ -39,15 +42,15 @@ def report_tables(report: ScoreReport) -> list[Any]:
 
 def _summary_fields(report: ScoreReport) -> Mapping[str, str]:
     scorer, task = report.scorer, report.scorer.task
-    pieces = f", --chunk {scorer.groups_per_chunk}" if scorer.in_chunks else ""
+    chunks = f", --chunk {scorer.groups_per_chunk}" if scorer.in_chunks else ""
     keys, requests = int(report.cache.context_lengths.sum()), report.cache.context_lengths.shape[0]
     fields = {
-        "cache": f"{report.options.cache.name}: {task.paged.format}, {_count(keys, 'key')} of "
-        f"{_count(requests, 'request')}",
+        "cache": f"{report.options.cache.name}: {task.paged.format}, {counted(keys, 'key')} of "
+        f"{counted(requests, 'request')}",
         "queries": f"{report.queries.path.name}: {report.queries.name}, {task.query_format}, "
-        f"{_count(task.rows, 'row')} in {_count(task.groups, 'group')}",
-        "scores": f"{scorer.whole_bytes:,} bytes, up to {_count(task.max_context, 'key')} a row, "
-        f"by {scorer.backend} on {task.device}{pieces}",
+        f"{counted(task.rows, 'row')} in {counted(task.groups, 'group')}",
+        "scores": f"{scorer.whole_bytes:,} bytes, up to {counted(task.max_context, 'key')} a row, "
+        f"by {scorer.backend} on {task.device}{chunks}",
     }
     if report.options.requests is None and requests > 1:
         fields["requests"] = f"assumed: {_assumed_requests(report)}"
@@ -76,28 +79,20 @@ def _rows_left_out(report: ScoreReport) -> str:
     empty = sum(row.length == 0 for row in report.rows)
     parts = []
     if empty:
-        parts.append(f"{_count(empty, 'row')} of length 0")
+        parts.append(f"{counted(empty, 'row')} of length 0")
     if report.rows_invalid:
         parts.append(
-            f"{_count(report.rows_invalid, 'INVALID row')}, with scores that are not finite"
+            f"{counted(report.rows_invalid, 'INVALID row')}, with scores that are not finite"
         )
     return ", ".join(parts)
 
 
-def _compact_table(*headings: str, optional: Sequence[str]) -> Any:
-    """A table without the blank lines around it, so that the report fits one screen."""
-    result = table(*headings, optional=optional)
-    result.show_edge = False
-    result.padding = (0, 1, 0, 0)
-    return result
-
-
-def _top_k_table(accuracy: Accuracy, longer_rows: Sequence[TopKSummary]) -> Any:
+def _top_k_table(accuracy: Accuracy, longer_rows: Sequence[TopKSummary]) -> TableData:
     percentiles = any(each.recall.rows >= _ROWS_OF_PERCENTILES for each in longer_rows)
-    result = _compact_table(
+    result = table(
         "top-k", "rows", "recall", "median", *(["worst 1%"] if percentiles else []), "worst",
         "chance", "mass", "worst mass", "same set",
-        optional=("same set", "worst mass", "median", "worst 1%", "chance", "mass"),
+        style="compact",
     )  # fmt: skip
     for each in longer_rows:
         recall, mass = each.recall, each.mass
@@ -124,13 +119,13 @@ def _top_k_remarks(longer_rows: Sequence[TopKSummary]) -> list[str]:
             remarks.append(f"{each.k:,}: no row is longer, so every key is kept in any case.")
         elif each.rows_with_ties:
             remarks.append(
-                f"{each.k:,}: {_count(each.rows_with_ties, 'row')} left out keys that equal the "
+                f"{each.k:,}: {counted(each.rows_with_ties, 'row')} left out keys that equal the "
                 f"last one chosen, up to {each.most_ties_left_out:,}; no recall is lost by that."
             )
     return remarks
 
 
-def _errors_table(accuracy: Accuracy) -> Any:
+def _errors_table(accuracy: Accuracy) -> TableData:
     measures: tuple[tuple[str, Summary, bool], ...] = (
         ("relative L2", accuracy.relative_l2, True),
         ("max abs", accuracy.max_abs, True),
@@ -138,10 +133,10 @@ def _errors_table(accuracy: Accuracy) -> Any:
         ("Spearman", accuracy.spearman, False),
     )
     percentiles = any(summary.rows >= _ROWS_OF_PERCENTILES for _, summary, _ in measures)
-    result = _compact_table(
+    result = table(
         "scores", "mean", "median", *(["worst 1%"] if percentiles else []), "worst",
         "its row", "request", "keys",
-        optional=("keys", "request", "median", "worst 1%"),
+        style="compact",
     )  # fmt: skip
     for name, summary, is_error in measures:
         show = error_size if is_error else similarity
@@ -161,13 +156,13 @@ def _errors_table(accuracy: Accuracy) -> Any:
     return result
 
 
-def _scores(report: ScoreReport) -> list[Any]:
+def _scores(report: ScoreReport) -> list[RenderableType]:
     """The first rows' scores and best keys, and where the others are."""
     rows = report.rows
     title = "Scores" if len(rows) <= _ROWS_SHOWN else f"Scores of the first {_ROWS_SHOWN} rows"
-    result = _compact_table(
+    result = table(
         "row", "request", "keys", "highest", "lowest", "best keys",
-        optional=("lowest", "keys"),
+        style="compact",
     )  # fmt: skip
     for row in rows[:_ROWS_SHOWN]:
         result.add_row(
@@ -179,18 +174,18 @@ def _scores(report: ScoreReport) -> list[Any]:
             " ".join(map(str, row.best_keys)) or "-",
         )
     largest = max(report.options.top_k)
-    parts = [heading(title), result]
+    parts: list[RenderableType] = [heading(title), result]
     if report.options.output is None:
         parts.append(f"All scores and each row's top {largest:,} keys go to a file with -o FILE.")
     return parts
 
 
-def _timing_table(measurement: Measurement) -> Any:
+def _timing_table(measurement: Measurement) -> TableData:
     timing = measurement.timing
     unit, unit_us = ("us", 1.0) if timing.median_us < LONGEST_US else ("ms", 1e3)
-    result = _compact_table(
+    result = table(
         "time", "runs", f"median {unit}", f"p10 {unit}", f"p90 {unit}", "bytes moved", "GB/s",
-        optional=("bytes moved", f"p10 {unit}", f"p90 {unit}", "runs"),
+        style="compact",
     )  # fmt: skip
     times = (timing.median_us, timing.p10_us, timing.p90_us)
     result.add_row(
@@ -216,8 +211,3 @@ def _roof_fields(measurement: Measurement) -> Mapping[str, str]:
         "first call": f"{measurement.compile_seconds:.3g} s more than the second",
         "eager call": f"{measurement.host_us:.3g} us of the host's time",
     }
-
-
-def _count(number: int, noun: str) -> str:
-    """``1 request``, ``4 requests``."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -11,22 +11,30 @@ from typing import Annotated
 import typer
 
 from sdsa_cli.options import (
+    DEFAULT_TOP_K_TEXT,
+    CenterListOption,
     DeviceOption,
     ForceFlag,
+    GainListOption,
     JsonFlag,
+    KeysOption,
+    LengthsOption,
+    QueryNameOption,
+    RequestsOption,
+    RotateListOption,
+    RowsPerGroupOption,
     SoftmaxScaleOption,
-    choose_device,
-    examples,
-)
-from sdsa_cli.output import Output
-from sdsa_cli.output_paths import check_outputs, folders_made, refuse_inputs, require_name
-from sdsa_cli.score.inputs import (
-    DEFAULT_TOP_K_TEXT,
+    TopKOption,
     at_least_one,
+    choose_device,
     choose_softmax_scale,
+    examples,
+    listed,
     parse_numbers,
     parse_top_k,
 )
+from sdsa_cli.output import Output
+from sdsa_cli.output_paths import check_outputs, folders_made, refuse_inputs, require_name
 from sdsa_quant.study.inputs import DEFAULT_FORMATS
 from sdsa_quant.study.report import REPORT_NAME
 
@@ -61,51 +69,11 @@ def study(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the report goes.")
     ],
-    keys_pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--keys",
-            metavar="NAME",
-            help="Key tensors: a name, or a pattern such as 'layers.*.keys'; default: keys, "
-            "*.keys, *.key or *.k. Layers are matched by the text that the wildcard stands for, "
-            "else by the numbers in the names.",
-        ),
-    ] = None,
-    query_name: Annotated[
-        str | None,
-        typer.Option(
-            "--query-name",
-            metavar="NAME",
-            help="Query tensors, likewise; default: queries and so on.",
-        ),
-    ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            "--lengths",
-            metavar="NAME",
-            help="Tensor of request lengths or offsets, one for all layers or a pattern; default: "
-            "each layer is one request.",
-        ),
-    ] = None,
-    rows_per_group: Annotated[
-        int | None,
-        typer.Option(
-            "--rows-per-group",
-            metavar="ROWS",
-            help="Consecutive rows of one request; default: what the queries' shape or metadata "
-            "says, else 1.",
-        ),
-    ] = None,
-    requests: Annotated[
-        str | None,
-        typer.Option(
-            "--requests",
-            metavar="LIST|NAME",
-            help="Request of each group: 0,0,1, or a tensor beside the queries; default: groups "
-            "are spread evenly.",
-        ),
-    ] = None,
+    keys_pattern: KeysOption = None,
+    query_name: QueryNameOption = None,
+    lengths: LengthsOption = None,
+    rows_per_group: RowsPerGroupOption = None,
+    requests: RequestsOption = None,
     causal: Annotated[
         bool,
         typer.Option(
@@ -132,29 +100,10 @@ def study(
             "mxfp4, fp8.",
         ),
     ] = ",".join(DEFAULT_FORMATS),
-    rotate: Annotated[
-        str, typer.Option("--rotate", metavar="LIST", help="Rotations to try: none, hadamard.")
-    ] = "none",
-    gain: Annotated[
-        str,
-        typer.Option(
-            "--gain",
-            metavar="LIST",
-            help="Gains to try: none, auto, or powers of two to multiply keys by: 64, 2^-3.",
-        ),
-    ] = "none",
-    center: Annotated[
-        str,
-        typer.Option(
-            "--center",
-            metavar="LIST",
-            help="Centers to try: none, channel. Channel subtracts each layer's mean key, which "
-            "shifts all scores of a row alike and by itself changes no ranking.",
-        ),
-    ] = "none",
-    top_k: Annotated[
-        str, typer.Option("--top-k", metavar="LIST", help="Numbers of keys an indexer selects.")
-    ] = DEFAULT_TOP_K_TEXT,
+    rotate: RotateListOption = "none",
+    gain: GainListOption = "none",
+    center: CenterListOption = "none",
+    top_k: TopKOption = DEFAULT_TOP_K_TEXT,
     softmax_scale: SoftmaxScaleOption = None,
     fail_below: Annotated[
         list[str] | None,
@@ -178,7 +127,7 @@ def study(
     plots: Annotated[
         bool, typer.Option("--plots/--no-plots", help="Draw pictures; needs matplotlib.")
     ] = True,
-    as_json: JsonFlag = False,
+    json: JsonFlag = False,
     force: ForceFlag = False,
 ) -> None:
     """Study what formats and transforms of keys do to the top-k, layer by layer.
@@ -195,7 +144,7 @@ def study(
     _check_outputs(output, (keys, queries), force=force)
     from sdsa_quant.study import run
 
-    sink = Output(as_json=as_json)
+    sink = Output(as_json=json)
     with folders_made([output / REPORT_NAME]), _progress(sink) as progress:
         report = run(
             keys,
@@ -208,10 +157,10 @@ def study(
             requests=None if requests is None else parse_numbers(requests) or requests,
             causal=causal,
             positions=positions,
-            formats=_listed(formats),
-            rotate=_listed(rotate),
-            gain=_listed(gain),
-            center=_listed(center),
+            formats=listed(formats),
+            rotate=listed(rotate),
+            gain=listed(gain),
+            center=listed(center),
             top_k=top_k_numbers,
             softmax_scale=choose_softmax_scale(softmax_scale),
             device=choose_device(device),
@@ -222,8 +171,7 @@ def study(
     if os.environ.get("RANK", "0") != "0":
         return  # another process of torchrun writes and prints
     write_pages(output, report, with_plots=plots)
-    sink.document(report)
-    sink.result(*study_tables(report), "", f"Report: {output / HTML_NAME}")
+    sink.publish(report, *study_tables(report), "", f"Report: {output / HTML_NAME}")
     check_validity(report)
     check_limits(report, limits)
 
@@ -247,7 +195,3 @@ def _check_outputs(folder: Path, inputs: Sequence[Path], *, force: bool) -> None
     require_name("-o", str(folder))
     check_outputs([folder / REPORT_NAME], inputs, force=force)
     refuse_inputs([folder / CSV_NAME, folder / HTML_NAME], inputs)
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(","))

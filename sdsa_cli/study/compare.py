@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sdsa_cli.options import JsonFlag, examples
-from sdsa_cli.output import Output, table
+from sdsa_cli.options import ForceFlag, JsonFlag, ReportOption, examples
+from sdsa_cli.output import report_sink, table
+from sdsa_cli.table_data import TableData
 from sdsa_quant.errors import CheckFailedError, InputError
 from sdsa_quant.files.typed_json import to_json
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from sdsa_quant.accuracy.summary import Statistic
     from sdsa_quant.study.report import StudyReport
 
@@ -128,7 +131,9 @@ def compare(
             help="The largest change, up or down, of a recall or a mass that still passes.",
         ),
     ] = 0.0,
-    as_json: JsonFlag = False,
+    json: JsonFlag = False,
+    report: ReportOption = None,
+    force: ForceFlag = False,
 ) -> None:
     """Show what changed from study A to study B; exit with 1 if a change is beyond the tolerance.
 
@@ -139,22 +144,20 @@ def compare(
         raise InputError(f"--tolerance must be 0 or more, got {tolerance}")
     from sdsa_quant.study.report import StudyReport
 
+    sink = report_sink(json, report, force=force)
     reports = StudyReport.read(before), StudyReport.read(after)
     changes = find_changes(*reports)
     beyond = [change for change in changes if change.size > tolerance]
-    sink = Output(as_json=as_json)
-    sink.document(
-        ComparisonReport(
-            schema="sdsa.compare/1",
-            command="compare",
-            before=before,
-            after=after,
-            tolerance=tolerance,
-            changes=tuple(_reported(change, tolerance) for change in changes),
-            changes_beyond_tolerance=len(beyond),
-        )
+    document = ComparisonReport(
+        schema="sdsa.compare/1",
+        command="compare",
+        before=before,
+        after=after,
+        tolerance=tolerance,
+        changes=tuple(_reported(change, tolerance) for change in changes),
+        changes_beyond_tolerance=len(beyond),
     )
-    sink.result(*_describe_inputs(*reports), *_tables(changes, tolerance))
+    sink.publish(document, *_describe_inputs(*reports), *_tables(changes, tolerance))
     if beyond:
         largest = beyond[0]
         raise CheckFailedError(
@@ -196,11 +199,11 @@ def _reported(change: Change, tolerance: float) -> ReportedChange:
     )
 
 
-def _tables(changes: list[Change], tolerance: float) -> list[object]:
+def _tables(changes: list[Change], tolerance: float) -> list[RenderableType]:
     if not changes:
         return ["No recall and no mass differs."]
     moved = [change for change in changes if change.difference is not None]
-    lines: list[object] = []
+    lines: list[RenderableType] = []
     if moved:
         lines.append(_moved_table(moved[:_CHANGES_SHOWN], tolerance))
     if any(change.size > tolerance for change in moved):
@@ -214,8 +217,10 @@ def _tables(changes: list[Change], tolerance: float) -> list[object]:
     return lines
 
 
-def _moved_table(changes: list[Change], tolerance: float) -> object:
-    result = table("layer", "setting", "measure", "A", "B", "change", "", numbers_from=3)
+def _moved_table(changes: list[Change], tolerance: float) -> TableData:
+    result = table(
+        "layer", "setting", "measure", "A", "B", "change", "", numbers_from=3, text=("",)
+    )
     for change in changes:
         result.add_row(
             change.layer or "all",

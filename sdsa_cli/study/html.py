@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .tables import (
     blocks_table,
@@ -67,7 +67,7 @@ def study_html(report: StudyReport, plots: Mapping[str, bytes]) -> str:
         *(f"<p>{escape(line)}</p>" for line in suggestion_lines(report)),
         *(f'<p class="flag">{escape(line)}</p>' for line in chance_lines(report)),
         "<h2>Recall</h2>",
-        _table(recall_table(report)),
+        recall_table(report).html(),
         *(
             f"<p>{escape(line)}</p>"
             for line in (*worst_row_lines(report), *transform_lines(report))
@@ -75,13 +75,13 @@ def study_html(report: StudyReport, plots: Mapping[str, bytes]) -> str:
         *_pictures(plots, ("recall-by-layer", "recall-by-bytes", "recall-by-length")),
     ]
     if len(report.layers) > 1:
-        body += ["<h2>Layers</h2>", _table(layers_table(report))]
+        body += ["<h2>Layers</h2>", layers_table(report).html()]
     body += [
         "<h2>Errors</h2>",
-        _table(errors_table(report)),
+        errors_table(report).html(),
         *_pictures(plots, ("score-errors", "channel-errors")),
         "<h2>Blocks</h2>",
-        _table(blocks_table(report)),
+        blocks_table(report).html(),
         *_pictures(plots, ("block-magnitudes",)),
         "<h2>Where this comes from</h2>",
         _fields(_provenance(report)),
@@ -113,28 +113,6 @@ def _fields(fields: Mapping[str, str]) -> str:
         for name, value in fields.items()
     )
     return f"<table>{rows}</table>"
-
-
-def _table(table: Any) -> str:
-    """A rich table as HTML: the same cells, numbers to the right."""
-    columns = table.columns
-    kinds = ["" if column.justify == "right" else ' class="text"' for column in columns]
-    head = "".join(
-        f"<th{kind}>{escape(str(column.header))}</th>"
-        for kind, column in zip(kinds, columns, strict=True)
-    )
-    rows = "".join(
-        "<tr>"
-        + "".join(f"<td{k}>{escape(c)}</td>" for k, c in zip(kinds, row, strict=True))
-        + "</tr>"
-        for row in _cells(columns)
-    )
-    title = f"<p>{escape(str(table.title))}</p>" if table.title else ""
-    return f'{title}<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
-
-
-def _cells(columns: Sequence[Any]) -> Iterator[tuple[str, ...]]:
-    return zip(*([str(cell) for cell in column.cells] for column in columns), strict=True)
 
 
 def _pictures(plots: Mapping[str, bytes], names: Sequence[str]) -> Iterator[str]:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sdsa_cli.output import fields_table, table
+from sdsa_cli.table_data import TableData
 from sdsa_cli.text import counted, error_size, percent, similarity
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from sdsa_quant.study.report import StudyReport
     from sdsa_quant.study.results import SettingResult, Suggestion
 
 
-_FIRST_COLUMN = 14  # characters: the longest name of a format, set in by two
 _LAYERS_SHOWN = 3  # at each end of the table of layers
 
 
-def study_tables(report: StudyReport) -> list[Any]:
+def study_tables(report: StudyReport) -> list[RenderableType]:
     """Tables and lines in the order to print them."""
-    parts: list[Any] = [fields_table(summary_fields(report)), "", recall_table(report)]
+    parts: list[RenderableType] = [fields_table(summary_fields(report)), "", recall_table(report)]
     parts += [
         *worst_row_lines(report),
         *chance_lines(report),
@@ -49,14 +51,14 @@ def summary_fields(report: StudyReport) -> dict[str, str]:
     return fields
 
 
-def recall_table(report: StudyReport) -> Any:
+def recall_table(report: StudyReport) -> TableData:
     """Mean and worst recall over all layers, by transform and format."""
     top_k = report.settings.top_k
     headings = [heading for k in top_k for heading in (f"@{k:,}", "p1")]
     title = "Recall of the unquantized keys' top-k over all layers, mean and worst 1 %"
-    result = _narrow_table(title, "", "bytes", *headings)
+    result = table("", "bytes", *headings, title=title)
     for transform, results in _by_transform(report):
-        _add_heading(result, transform)
+        result.add_heading(transform)
         for each in results:
             recalls = [each.recall(index) for index in range(len(top_k))]
             result.add_row(
@@ -64,20 +66,10 @@ def recall_table(report: StudyReport) -> Any:
                 str(each.bytes_per_key),
                 *(similarity(cell) for recall in recalls for cell in (recall.mean, recall.p1)),
             )
-    _add_heading(result, "by chance")
+    result.add_heading("by chance")
     first = report.overall[0].accuracy.top_k
     cells = [cell for of_k in first for cell in (similarity(of_k.chance), "")]
     result.add_row("", "", *cells)
-    return result
-
-
-def _narrow_table(title: str, *headings: str) -> Any:
-    """A table that fits 80 columns by breaking the lines of its first column only."""
-    result = table(*headings, title=title)
-    result.min_width = len(title)  # else a narrow table breaks the line of its title
-    result.columns[0].min_width = _FIRST_COLUMN
-    for column in result.columns[1:]:
-        column.no_wrap = True
     return result
 
 
@@ -87,10 +79,6 @@ def _by_transform(report: StudyReport) -> Iterator[tuple[str, list[SettingResult
         heading = "no transform" if transform == "none" else transform
         results = report.overall
         yield heading, [result for result in results if result.transform == transform]
-
-
-def _add_heading(result: Any, text: str) -> None:
-    result.add_row(text, *[""] * (len(result.columns) - 1), style="bold")
 
 
 def chance_lines(report: StudyReport) -> list[str]:
@@ -137,15 +125,14 @@ def ordered_layers(report: StudyReport) -> list[tuple[str, float]]:
     )
 
 
-def layers_table(report: StudyReport) -> Any:
+def layers_table(report: StudyReport) -> TableData:
     """Worst and best layers, by the mean recall of the first setting."""
     k_index = report.leading_index
     k = report.settings.top_k[k_index]
     shown = [result for result in report.overall if result.transform == "none"]
     shown = shown or report.overall[:1]
     title = f"Mean recall@{k:,} by layer, worst layers first"
-    result = _narrow_table(title, "layer", *(each.label for each in shown))
-    result.columns[0].overflow = "fold"
+    result = table("layer", *(each.label for each in shown), title=title)
     layers = ordered_layers(report)
     for name, _ in _both_ends(layers):
         if name is None:
@@ -182,15 +169,15 @@ def worst_row_lines(report: StudyReport) -> list[str]:
     return lines
 
 
-def errors_table(report: StudyReport) -> Any:
+def errors_table(report: StudyReport) -> TableData:
     """Errors of keys and scores over all layers, by transform and format."""
     k_index = report.leading_index
     k = report.settings.top_k[k_index]
     title = "Relative L2 error of keys, and measures of the scores, over all layers"
     headings = ("key L2", "score L2", "cosine", "Spearman", f"mass@{k:,}")
-    result = _narrow_table(title, "", *headings)
+    result = table("", *headings, title=title)
     for transform, results in _by_transform(report):
-        _add_heading(result, transform)
+        result.add_heading(transform)
         for each in results:
             accuracy = each.accuracy
             result.add_row(
@@ -204,10 +191,10 @@ def errors_table(report: StudyReport) -> Any:
     return result
 
 
-def blocks_table(report: StudyReport) -> Any:
+def blocks_table(report: StudyReport) -> TableData:
     """How the keys of all layers fall into NVFP4 blocks, by transform."""
     title = "Blocks of 16 values, as NVFP4 scales them; outlier: amax > 8 x median"
-    result = _narrow_table(title, "", "gain", "flushed", "subnormal", "saturated", "outliers")
+    result = table("", "gain", "flushed", "subnormal", "saturated", "outliers", title=title)
     for each in report.blocks:
         if each.layer is None:
             profile = each.profile

@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 
 from sdsa_cli.bench import command as bench
-from sdsa_cli.bench.command import BenchResult
-from sdsa_cli.bench.command import _tables as bench_tables
+from sdsa_cli.bench.document import BenchResult
 from sdsa_cli.bench.shapes import parse_shape, read_lengths_file
+from sdsa_cli.bench.tables import bench_tables
 from sdsa_kernels.measure import measurement as measure
 from sdsa_kernels.measure.measurement import Measurement
 from sdsa_kernels.measure.timing import Rotation, Timing
@@ -28,7 +28,7 @@ QUICK = ("--repeats", "2", "--device", "cpu")
 
 def test_document(sdsa: Run) -> None:
     shapes = ("--shape", "3,2,100,300", "--shape", "1,8,64")
-    outcome = sdsa("bench", *shapes, *QUICK, "--check", "--json", "-")
+    outcome = sdsa("bench", *shapes, *QUICK, "--check", "--json")
     outcome.is_clean()
     document = outcome.document
     assert document["command"] == "bench"
@@ -70,7 +70,7 @@ def test_table_and_file(sdsa: Run, tmp_path: Path) -> None:
     report = tmp_path / "bench.json"
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("100\n\n0\n70\n")
-    words = ("bench", "--lengths-file", lengths, "--values", "nvfp4", *QUICK, "--json", report)
+    words = ("bench", "--lengths-file", lengths, "--values", "nvfp4", *QUICK, "--report", report)
     outcome = sdsa(*words)
     outcome.is_clean()
     assert "lengths.txt" in outcome.stdout

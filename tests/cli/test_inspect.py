@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from sdsa_cli.inspect.text import describe_lengths
+from sdsa_cli.text import describe_lengths
 from sdsa_quant import dequantize_nvfp4, quantize_nvfp4
 from sdsa_quant.files.scores_file import ScoresWriter
 from support.command_line import Run
@@ -60,7 +60,7 @@ def test_a_cache(sdsa: Run, make_cache: Callable[..., Path]) -> None:
     assert header["source"] == "keys.safetensors"
     assert document.pop("ratio_to_bf16") == pytest.approx(32 / 9)
     assert document == {
-        "schema_version": 1,
+        "schema": "sdsa.inspect/1",
         "command": "inspect",
         "kind": "cache",
         "path": str(path),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sdsa_cli.json_documents import SCHEMA_VERSION, command_document, strict_json
+from sdsa_cli.json_documents import strict_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,3 @@ def test_undefined_numbers_are_null_and_names_stay() -> None:
 def test_other_types_are_an_error() -> None:
     with pytest.raises(TypeError, match="set"):
         strict_json({"a": {1, 2}})
-
-
-def test_documents_start_with_their_version() -> None:
-    document = command_document("score", {"a": 1})
-    assert list(document.items()) == [
-        ("schema_version", SCHEMA_VERSION),
-        ("command", "score"),
-        ("a", 1),
-    ]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
-from sdsa_cli.command import fill_in_stdout
 from sdsa_cli.output import Output, fields_table, heading, print_error, table
+from sdsa_cli.table_data import Style, TableData
 from sdsa_cli.text import error_size, power_of_two
 from support.command_line import program
 
@@ -100,18 +102,100 @@ def test_the_width_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     assert Output().width == 123
 
 
-def test_a_narrow_table_leaves_out_columns_and_no_digits(
+def wide_table(style: Style) -> TableData:
+    """A table as wide as those of many columns, with names and numbers of many digits."""
+    rows = table(
+        "layer", "format", *(f"number {index}" for index in range(9)), "remark",
+        title="A title of some words", numbers_from=2, text=("remark",), style=style,
+    )  # fmt: skip
+    for line in range(3):
+        name = f"model.layers.{line}.attention.indexer.keys"
+        numbers = (f"{line}{index},{line:03},{index:03}.25" for index in range(9))
+        rows.add_row(name, "nvfp4-4over6", *numbers, f"remark {line} in several words")
+    rows.add_heading("over what follows")
+    rows.add_row("short", "bf16", *map(str, range(9)), "", rule_below=True)
+    return rows
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+@pytest.mark.parametrize("style", ["report", "compact", "grid"])
+def test_no_width_cuts_a_number_or_drops_a_name(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    columns: int,
+    style: Style,
+) -> None:
+    rows = wide_table(style)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    Output().result(rows)
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert "\u2026" not in shown
+    assert max(map(len, lines)) <= columns
+    words = shown.split()
+    for row in rows.rows[:3]:
+        for number in row.cells[2:11]:
+            assert number in words
+        assert words.count("nvfp4-4over6") % 3 == 0
+    assert shown.count("over what follows") >= 1
+    for heading_text in rows.headings[2:]:
+        assert heading_text in shown
+    # Each block begins with the names, whole again when the parts that lines broke are joined.
+    starts = [index for index, line in enumerate(lines) if line.startswith("layer ")]
+    assert starts
+    for start in starts:
+        width = lines[start].index("format")
+        block = itertools.takewhile(bool, lines[start + 2 :])
+        names = "".join(line[:width].strip() for line in block if not line.startswith("over"))
+        for line in range(3):
+            assert f"model.layers.{line}.attention.indexer.keys" in names
+        assert names.rstrip("\u2500").endswith("short")
+
+
+def test_columns_without_room_go_below(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = table("name", "first", "second", optional=("second", "first"))
+    rows = table("name", "first", "second", style="compact")
     rows.add_row("a" * 10, "1" * 10, "2" * 10)
-    for columns, shown in ((60, "a12"), (30, "a1"), (16, "a")):
+    for columns, blocks in ((60, ["a12"]), (30, ["a1", "a2"]), (16, None), (8, None)):
         monkeypatch.setenv("COLUMNS", str(columns))
         Output().result(rows)
-        assert capsys.readouterr().out.split()[-len(shown) :] == [each * 10 for each in shown]
-    monkeypatch.setenv("COLUMNS", "8")
+        bodies = [part.split("\u2500\n")[1] for part in capsys.readouterr().out.split("\n\n")]
+        found = ["".join(word[0] for word in body.split()) for body in bodies]
+        assert found == blocks or blocks is None
+        assert "".join(bodies).count("1") == "".join(bodies).count("2") == 10
+        if columns > 8:
+            assert "".join(bodies).count("1" * 10) == "".join(bodies).count("2" * 10) == 1
+
+
+def test_a_row_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="a row has 2 cells, got 1"):
+        table("a", "b").add_row("1")
+
+
+def test_wide_and_odd_characters_stay_in_their_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    rows = table("name", "n", style="compact")
+    rows.add_row("\u5c42" * 20, "1")
+    rows.add_row("esc\x1b[31m", "2")
     Output().result(rows)
-    assert capsys.readouterr().out.count("a") == 10 + 1, "the heading has one, too"
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(cell_len, lines)) <= 30
+    assert sum(line.count("\u5c42") for line in lines) == 20
+    assert "esc\\x1b[31m" in lines[-1]
+
+
+def test_a_table_in_html_has_the_same_cells() -> None:
+    rows = table("name", "count", "use", title="A & B", text=("use",))
+    rows.add_heading("group")
+    rows.add_row("<keys>", "7", "keys")
+    page = rows.html()
+    assert page.startswith('<p>A &amp; B</p><div class="wide"><table>')
+    assert '<th class="text">name</th><th>count</th><th class="text">use</th>' in page
+    assert '<td class="text" colspan="3"><b>group</b></td>' in page
+    assert '<td class="text">&lt;keys&gt;</td><td>7</td><td class="text">keys</td>' in page
 
 
 def test_a_pipe_has_its_own_width_and_no_spaces_at_line_ends(
@@ -143,21 +227,6 @@ def test_a_pipe_has_its_own_width_and_no_spaces_at_line_ends(
 )
 def test_sizes_of_errors_are_short(value: float | None, text: str) -> None:
     assert error_size(value) == text
-
-
-@pytest.mark.parametrize(
-    ("line", "filled"),
-    [
-        ("--json", "--json -"),
-        ("cache --json --top-k 8", "cache --json - --top-k 8"),
-        ("--json -o file", "--json - -o file"),
-        ("--json -", "--json -"),
-        ("--json file --force", "--json file --force"),
-        ("--json=file", "--json=file"),
-    ],
-)
-def test_json_without_a_file_means_stdout(line: str, filled: str) -> None:
-    assert fill_in_stdout(line.split()) == filled.split()
 
 
 @pytest.mark.parametrize(

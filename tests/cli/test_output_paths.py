@@ -55,7 +55,7 @@ def test_files_that_an_index_leaves_out_are_no_inputs(sdsa: Run, index: Path) ->
     sdsa("quantize-cache", index.parent, "-o", output, "--force").is_clean()
 
 
-@pytest.mark.parametrize("option", ["-o", "--json"])
+@pytest.mark.parametrize("option", ["-o", "--report"])
 @pytest.mark.parametrize("kind", ["--queries", "--baseline"])
 def test_score_keeps_the_files_of_its_folders(
     sdsa: Run, save_keys: SaveKeys, tmp_path: Path, option: str, kind: str
@@ -93,8 +93,8 @@ def test_study_keeps_its_inputs(sdsa: Run, index: Path, name: str) -> None:
         (("score", "k", "--queries", "k", "-o", "-"), "-o -: cannot be written to stdout"),
         (("study", "k", "k", "-o", "-"), "-o -: cannot be written to stdout"),
         (("score", "k", "--queries", "k", "-o", "new/"), "-o new/: must name a file"),
-        (("score", "k", "--queries", "k", "--json", "new/"), "--json new/: must name a file"),
-        (("bench", "--json", "new/"), "--json new/: must name a file"),
+        (("score", "k", "--queries", "k", "--report", "new/"), "--report new/: must name a file"),
+        (("bench", "--report", "new/"), "--report new/: must name a file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

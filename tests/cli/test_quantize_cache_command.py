@@ -63,8 +63,9 @@ def test_the_document(sdsa: Run, save_keys: SaveKeys, tmp_path: Path) -> None:
     answer = sdsa("quantize-cache", path, "-o", cache, "--lengths", "lengths", "--json")
     answer.is_clean()
     document = answer.document
-    assert list(document)[:2] == ["schema_version", "command"]
-    assert (document["schema_version"], document["command"]) == (1, "quantize-cache")
+    assert list(document)[:2] == ["schema", "command"]
+    assert document["schema"] == "sdsa.quantize-cache/1"
+    assert document["command"] == "quantize-cache"
     assert document["input"] == str(path)
     assert document["environment"]["packages"]["torch"] == torch.__version__
     (record,) = document["caches"]

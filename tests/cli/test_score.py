@@ -37,7 +37,7 @@ def test_the_real_keys_end_to_end(
     sdsa("quantize-cache", real, "-o", cache, "--lengths", "lengths").is_clean()
     outcome = sdsa(
         *("score", cache, "--queries", real, "--baseline", real, "--graph-replay", "5"),
-        *("-o", tmp_path / "scores.safetensors", "--json", report, "--device", "cpu"),
+        *("-o", tmp_path / "scores.safetensors", "--report", report, "--device", "cpu"),
     )
     outcome.is_clean()
     document = strict_json(report)
@@ -78,7 +78,7 @@ def test_nvfp4_beats_chance_and_bf16_loses_nothing(sdsa: Run, tmp_path: Path, re
     for values in ("nvfp4", "bf16"):
         cache = tmp_path / f"{values}.safetensors"
         sdsa("quantize-cache", real, "-o", cache, "--lengths", "lengths", "--format", values)
-        outcome = sdsa("score", cache, "--queries", real, "--baseline", real, "--json", "-")
+        outcome = sdsa("score", cache, "--queries", real, "--baseline", real, "--json")
         top_k[values] = outcome.document["accuracy"]["top_k"][0]
     assert top_k["nvfp4"]["recall"]["mean"] > 3 * top_k["nvfp4"]["chance"]
     # BF16 keys are the unquantized keys: only float32 sums differ from the exact baseline.
@@ -141,13 +141,13 @@ def test_writes_only_where_it_is_told(files: Files) -> None:
     folder = files.folder / "out"
     folder.mkdir()
     outputs = [folder / "report.json", folder / "scores.safetensors"]
-    options = ("--baseline", files.keys, "--json", outputs[0], "-o", outputs[1])
+    options = ("--baseline", files.keys, "--report", outputs[0], "-o", outputs[1])
     files.score(*options).is_clean()
     assert sorted(folder.iterdir()) == outputs
     assert {path: path.read_bytes() for path in before} == before
 
 
-@pytest.mark.parametrize("option", ["-o", "--json"])
+@pytest.mark.parametrize("option", ["-o", "--report"])
 def test_an_existing_output_is_kept_without_force(files: Files, option: str) -> None:
     # CASES 74.
     output = files.folder / "mine"
@@ -160,7 +160,7 @@ def test_an_existing_output_is_kept_without_force(files: Files, option: str) -> 
     assert output.read_bytes() != b"mine"
 
 
-@pytest.mark.parametrize("option", ["-o", "--json"])
+@pytest.mark.parametrize("option", ["-o", "--report"])
 def test_an_input_is_never_replaced(files: Files, option: str) -> None:
     before = files.cache.read_bytes()
     files.score(option, files.cache, "--force").fails_with(2, "is the input")
@@ -173,7 +173,7 @@ def test_a_clean_run_is_silent_on_stderr(files: Files) -> None:
     outcome.is_clean()
     assert "best keys" in outcome.stdout
     report = files.report("--graph-replay", 2)
-    assert (report["schema_version"], report["command"]) == (1, "score")
+    assert (report["schema"], report["command"]) == ("sdsa.score/1", "score")
     assert report["accuracy"] is None
     assert report["environment"]["packages"]["torch"]
 
@@ -255,7 +255,7 @@ def test_a_nan_fails_the_run_and_spares_the_other_rows(files: Files) -> None:
     write_cache(files.cache, broken, LENGTHS, "bf16")
 
     written, output = files.folder / "report.json", files.folder / "scores.safetensors"
-    failed = files.score(*options, "--graph-replay", 3, "-o", output, "--json", written)
+    failed = files.score(*options, "--graph-replay", 3, "-o", output, "--report", written)
     failed.fails_with(1, "2 of 6 rows have a score", "row 2 of request 1, 70 keys")
     assert "2 INVALID rows" in failed.stdout
 
@@ -445,25 +445,27 @@ def test_what_is_no_cache_is_told_from_a_damaged_one(files: Files) -> None:
     files.score("-o", scores).is_clean()
     for file, format_found in ((files.keys, "none"), (scores, "sdsa-scores")):
         files.cache = file
-        named = f"{file}: is no cache (format in its header: {format_found})"
+        named = f"{file}: is not a cache (format in its header: {format_found})"
         files.score().fails_with(2, named, "sdsa quantize-cache makes")
     files.cache = files.folder
     files.score().fails_with(2, "is a folder; score one cache file of it at a time")
 
 
-@pytest.mark.parametrize("option", ["-o", "--json"])
+@pytest.mark.parametrize("option", ["-o", "--report"])
 def test_an_output_that_cannot_be_is_refused_before_any_work(files: Files, option: str) -> None:
     files.cache.write_text("not read")
     blocked = files.keys / "deep" / "file"
     files.score(option, blocked).fails_with(2, f"{blocked}: cannot be", f"{files.keys} is not a fo")
     files.score(option, files.folder).fails_with(2, "must be a file to write, it is a folder")
     same = files.folder / "same"
-    files.score("-o", same, "--json", same).fails_with(2, "two outputs cannot go to the same file")
+    files.score("-o", same, "--report", same).fails_with(
+        2, "two outputs cannot go to the same file"
+    )
 
 
 def test_folders_of_outputs_are_made_unless_the_inputs_are_wrong(files: Files) -> None:
     outputs = (files.folder / "a" / "b" / "scores.st", files.folder / "c" / "report.json")
-    options = ("-o", outputs[0], "--json", outputs[1])
+    options = ("-o", outputs[0], "--report", outputs[1])
     files.score(*options, "--query-name", "wrong").fails_with(2, "no tensor is named wrong")
     assert not outputs[0].parents[1].exists()
     files.score(*options).is_clean()

@@ -55,7 +55,7 @@ def test_a_reader_that_leaves_ends_the_run_quietly(tmp_path: Path, reader: str) 
 
 @pytest.mark.parametrize("stdout", [">/dev/full", "| true"])
 def test_the_report_is_written_although_stdout_breaks(tmp_path: Path, stdout: str) -> None:
-    shell(f"sdsa {' '.join(BENCH)} --json report.json {stdout}", tmp_path)
+    shell(f"sdsa {' '.join(BENCH)} --report report.json {stdout}", tmp_path)
     assert json.loads((tmp_path / "report.json").read_text())["command"] == "bench"
 
 

@@ -226,7 +226,7 @@ def test_a_terminal_of_80_columns_shows_every_number(
     for columns in ("80", "200"):
         monkeypatch.setenv("COLUMNS", columns)
         text = studies.sdsa("report", studies.folder / "out", "--no-plots").stdout
-        rows.append([line for line in text.splitlines() if line.startswith("    nvfp4")])
+        rows.append([line for line in text.splitlines() if line.startswith("  nvfp4")])
         words.append(text.replace("─", "").split())
     assert len(rows[0]) == 2 * 3 * 8, "two tables, three formats, eight transforms"
     assert max(map(len, rows[0])) <= 80

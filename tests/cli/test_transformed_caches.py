@@ -59,7 +59,7 @@ def write_cache(sdsa: Run, files: Path, *options: str) -> Path:
 
 def score(sdsa: Run, cache: Path, files: Path, *options: str) -> dict[str, Any]:
     against = ("--queries", files, "--baseline", files, "--device", "cpu", "--top-k", "16,64")
-    outcome = sdsa("score", cache, *against, "--json", "-", *options)
+    outcome = sdsa("score", cache, *against, "--json", *options)
     outcome.is_clean()
     return outcome.document
 

@@ -38,7 +38,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def score(cache: Path, *options: str) -> Any:
     """The report of a run, which takes seconds to start: each is made once."""
     words = ("score", cache, "--queries", REAL, "--baseline", REAL, "--graph-replay", "20")
-    return json.loads(run(cache.parent, *words, *options, "--json", "-"))
+    return json.loads(run(cache.parent, *words, *options, "--json"))
 
 
 def test_quantize_cache_writes_the_cpus_bytes(cache: Path, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_scores_on_the_gpu_agree_with_the_cpus(cache: Path) -> None:
 def test_bench(tmp_path: Path) -> None:
     shapes = ("--shape", "4,2,1000,4000", "--shape", "1,1,64")
     words = ("bench", *shapes, "--repeats", "10", "--calls-per-replay", "4", "--check")
-    document = json.loads(run(tmp_path, *words, "--json", "-"))
+    document = json.loads(run(tmp_path, *words, "--json"))
     assert len(document["results"]) == 6
     for result in document["results"]:
         assert result["replay"] == "graph"

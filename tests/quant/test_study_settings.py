@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sdsa_cli.score.inputs import DEFAULT_TOP_K_TEXT, choose_softmax_scale, parse_top_k
+from sdsa_cli.options import DEFAULT_TOP_K_TEXT, choose_softmax_scale, parse_top_k
 from sdsa_quant.errors import InputError
 from sdsa_quant.formats.key_formats import key_format
 from sdsa_quant.layout import DEFAULT_SOFTMAX_SCALE, DEFAULT_TOP_K

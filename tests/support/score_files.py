@@ -41,7 +41,7 @@ class Files:
 
     def report(self, *options: object) -> dict[str, Any]:
         """The report of a run that has to succeed."""
-        outcome = self.score(*options, "--json", "-")
+        outcome = self.score(*options, "--json")
         outcome.is_clean()
         return outcome.document
 

@@ -1,0 +1,108 @@
+"""What one run of `sdsa bench` was asked to do and found out, and the document of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sdsa_cli.measurement import MeasurementRecord, measurement_fields
+from sdsa_quant.environment import Environment, describe_environment
+
+from .shapes import BenchShape, ShapeRecord
+
+if TYPE_CHECKING:
+    from sdsa_kernels.measure.measurement import Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What one run of `sdsa bench` was asked to do."""
+
+    shapes: tuple[BenchShape, ...]
+    """Sizes of the calls."""
+    values: tuple[str, ...]
+    """Formats of query rows and keys: ``bf16``, ``nvfp4``, ``mixed`` (BF16 x NVFP4)."""
+    backends: tuple[str, ...]
+    """Backends, as ``--backend`` names them."""
+    repeats: int
+    """Samples to take."""
+    calls_per_replay: int
+    """Calls in a graph."""
+    hot: bool
+    """Whether every replay is on the same pages."""
+    check: bool
+    """Whether every timed result is compared with float64."""
+    compare: bool
+    """Whether other ways to the same scores are timed too."""
+    device: str
+    """Device, ``auto`` resolved."""
+    seed: int
+    """Of the random keys and queries."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """One line of the table."""
+
+    shape: BenchShape
+    format_pair: str
+    backend: str
+    measurement: Measurement
+    checked: bool
+    flashinfer_us: float | None
+    gather_bmm_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRecord(MeasurementRecord):
+    """One shape, measured with one pair of formats on one backend."""
+
+    shape: ShapeRecord
+    """Sizes of the call."""
+    values: str
+    """Formats of query rows and keys: ``bf16``, ``nvfp4`` or ``mixed`` (BF16 x NVFP4)."""
+    backend: str
+    """Backend that was timed, ``auto`` resolved."""
+    checked: bool
+    """Whether the scores were compared with float64."""
+    flashinfer_us: float | None
+    """Median of flashinfer on the same problem; null where it cannot run."""
+    gather_bmm_us: float | None
+    """Median of a gather of the keys and ``torch.bmm``; null on a CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchDocument:
+    """Times of scoring calls on random keys."""
+
+    schema: Literal["sdsa.bench/1"] = "sdsa.bench/1"
+    """Name and version of this document."""
+    command: Literal["bench"] = "bench"
+    """The command that wrote it."""
+    inputs: BenchOptions
+    """The command line."""
+    results: list[BenchRecord]
+    """One record for each shape, pair of formats and backend."""
+    environment: Environment
+    """Where the report was made."""
+
+
+def bench_document(options: BenchOptions, results: Sequence[BenchResult]) -> BenchDocument:
+    """The document of a run."""
+    return BenchDocument(
+        inputs=options,
+        results=[
+            BenchRecord(
+                shape=result.shape.record(),
+                values=result.format_pair,
+                backend=result.backend,
+                checked=result.checked,
+                flashinfer_us=result.flashinfer_us,
+                gather_bmm_us=result.gather_bmm_us,
+                **measurement_fields(result.measurement),
+            )
+            for result in results
+        ],
+        environment=describe_environment(),
+    )

@@ -1,0 +1,70 @@
+"""The part of `sdsa inspect` that lists the tensors of captured keys, and what they can be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from sdsa_cli.output import Output, fields_table, heading, table
+from sdsa_cli.text import counted
+
+from .documents import TensorRecord, TensorsDocument
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from sdsa_quant.files.tensor_source import StoredTensor, TensorSource
+
+_LISTED_TENSORS = 40  # on the terminal; JSON has them all
+_OTHER_COLUMNS_WIDTH = 50  # of the table of tensors, about; longer names are shown by what differs
+
+
+def inspect_tensors(sink: Output, source: TensorSource) -> None:
+    """Show the tensors of a file of captured keys, and what they can be."""
+    records = [
+        TensorRecord(
+            tensor.name, tensor.dtype, tensor.shape, tensor.bytes, tensor.path, _use(tensor)
+        )
+        for tensor in source
+    ]
+    document = TensorsDocument(
+        path=source.path, files=list(source.files), tensors=records, metadata=source.metadata
+    )
+    sink.publish(document, *_tensor_report(document, sink.width))
+
+
+def _use(tensor: StoredTensor) -> Literal["keys", "queries", "lengths"] | None:
+    """What a tensor can be, by dtype and shape; queries are told from keys by their name."""
+    from sdsa_quant.captures.keys import are_queries, can_be_keys, can_be_lengths
+
+    if are_queries(tensor):
+        return "queries"
+    return "keys" if can_be_keys(tensor) else "lengths" if can_be_lengths(tensor) else None
+
+
+def _tensor_report(document: TensorsDocument, width: int) -> list[RenderableType]:
+    from sdsa_quant.files.tensor_source import without_common_ends
+
+    tensors = document.tensors
+    names = [tensor.name for tensor in tensors]
+    pattern = "*"
+    if max(map(len, names), default=0) > width - _OTHER_COLUMNS_WIDTH:
+        pattern, names = without_common_ends(names)
+    rows = table(
+        "tensor" if pattern == "*" else "*", "dtype", "shape", "bytes", "can be",
+        numbers_from=3, text=("can be",),
+    )  # fmt: skip
+    for name, tensor in list(zip(names, tensors, strict=True))[:_LISTED_TENSORS]:
+        shape = " x ".join(f"{size:,}" for size in tensor.shape) or "scalar"
+        rows.add_row(name, tensor.dtype, shape, f"{tensor.bytes:,}", tensor.use or "")
+    files = "" if len(document.files) == 1 else f" in {len(document.files)} files"
+    total = sum(tensor.bytes for tensor in tensors)
+    report: list[RenderableType] = [
+        heading(f"{document.path}: {counted(len(tensors), 'tensor')}{files}, {total:,} bytes"),
+        *([] if pattern == "*" else [f"tensors  {pattern}"]),
+        rows,
+    ]
+    if len(tensors) > _LISTED_TENSORS:
+        report.append(f"... and {len(tensors) - _LISTED_TENSORS} more; --json lists them all")
+    if document.metadata:
+        report += [heading("metadata"), fields_table(dict(sorted(document.metadata.items())))]
+    return report

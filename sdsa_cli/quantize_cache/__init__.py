@@ -1,0 +1,1 @@
+"""``sdsa quantize-cache``: captured keys to paged cache files."""
