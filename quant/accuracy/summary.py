@@ -145,7 +145,7 @@ def summarize_accuracy(rows: Sequence[RowAccuracy], top_k: Sequence[int]) -> Acc
         rows_measured=len(measured),
         rows_empty=len(empty),
         rows_invalid=len(invalid),
-        top_k=tuple(_summarize_top_k(measured, place, k) for place, k in enumerate(top_k)),
+        top_k=tuple(_summarize_top_k(measured, index, k) for index, k in enumerate(top_k)),
         relative_l2=_summarize(measured, lambda row: row.relative_l2, worst=max),
         max_abs=_summarize(measured, lambda row: row.max_abs, worst=max),
         cosine=_summarize(measured, lambda row: row.cosine, worst=min),
@@ -162,8 +162,8 @@ def summarize_longer_rows(
     """
     measured = _measured(rows)
     return tuple(
-        _summarize_top_k([row for row in measured if row.length > k], place, k)
-        for place, k in enumerate(top_k)
+        _summarize_top_k([row for row in measured if row.length > k], index, k)
+        for index, k in enumerate(top_k)
     )
 
 
@@ -202,9 +202,9 @@ def _summarize(
     )
 
 
-def _summarize_top_k(rows: Sequence[RowAccuracy], place: int, k: int) -> TopKSummary:
+def _summarize_top_k(rows: Sequence[RowAccuracy], index: int, k: int) -> TopKSummary:
     def of(row: RowAccuracy) -> TopKAccuracy:
-        return row.top_k[place]
+        return row.top_k[index]
 
     agreements = [of(row) for row in rows]
     return TopKSummary(

@@ -97,16 +97,16 @@ class StudyLayer:
             )
         return keys
 
-    def key_parts(self, request: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """First key and keys of each part of one request."""
+    def key_chunks(self, request: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """First key and keys of each chunk of one request."""
         length = self.keys.context_lengths[request]
         for start in range(0, length, KEYS_AT_A_TIME):
             yield start, self.read_keys(request, start, min(start + KEYS_AT_A_TIME, length))
 
     def all_keys(self) -> Iterator[torch.Tensor]:
-        """The keys of every request, part by part."""
+        """The keys of every request, chunk by chunk."""
         for request in range(self.requests):
-            for _, keys in self.key_parts(request):
+            for _, keys in self.key_chunks(request):
                 yield keys
 
 

@@ -1,4 +1,4 @@
-"""Which setting a study speaks for, at each size of a key, and on what evidence.
+"""Which setting a study suggests at each size of a key, and on what evidence.
 
 Among settings of equal bytes per key the suggestion is the simplest one (fewest transforms, then
 the order of the formats) whose recall is not measurably below the best: the mean of the paired
@@ -24,9 +24,9 @@ BASELINE = "bf16"  # what the others are measured against, and never suggested i
 
 
 def suggest(summary: StudySummary) -> Suggestions:
-    """The k that the suggestions go by, and one suggestion for each size, smallest first.
+    """The k that the suggestions are based on, and one suggestion for each size, smallest first.
 
-    The k is the largest that most rows are longer than; without any such k there is no suggestion.
+    The k is the largest that most rows are longer than; without such a k there is no suggestion.
     """
     k_index = _telling_k(summary)
     if k_index is None:

@@ -1,4 +1,4 @@
-"""Records of a study reduced to its results, in a fixed order: layers, then requests.
+"""Result files of a study reduced to its results, in a fixed order: layers, then requests.
 
 Every number comes from sums of integers, from sorted rows, or from float64 sums in that order, so
 that the results are the same bits whichever ranks measured the units.
@@ -28,7 +28,7 @@ CHANCE_STANDARD_ERRORS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class StudySummary:
-    """Everything that a report is made of, and the rows that suggestions go by."""
+    """Everything that a report is made of, and the rows that suggestions are based on."""
 
     settings: StudySettings
     layers: tuple[LayerInfo, ...]
@@ -71,12 +71,12 @@ class _Totals:
 
 
 def summarize_study(study: Study) -> StudySummary:
-    """Reduce the records of a finished study.
+    """Reduce the result files of a finished study.
 
     Raises
     ------
     ValueError
-        A record is missing or damaged.
+        A result file is missing or damaged.
     """
     settings = study.settings
     whole = _Totals(settings)

@@ -1,14 +1,14 @@
 """One unit of a study: one request of one layer, every setting, in bounded memory.
 
-Query rows are taken a chunk at a time and keys a part at a time; a part is transformed once for
+Query rows are taken a chunk at a time, and so are keys; a chunk of keys is transformed once for
 every format and encoded once for the formats that store the same bytes:
 
     keys ── transform ──┬── encode ── decode ──┬── x query rows ── scores [formats, rows, keys]
                         └── block profile      └── squared error by channel
 
-Scores are dot products of the decoded vectors in float64, rounded to float32 once, so that they
-show what the format does and nothing of how a kernel adds. Errors by channel are measured between
-the original keys and the decoded ones with the transform undone.
+Scores are dot products of the decoded vectors in float64, rounded to float32 once: they show what
+the format does, and nothing of the order in which a kernel adds. Errors by channel are measured
+between the original keys and the decoded ones with the transform undone.
 
 The accuracy of rows is kept as columns of one float64 tensor: compact, and stored to the bit. NaN
 stands for what a row leaves undefined.
@@ -95,7 +95,7 @@ def measure_unit(
     """
     unit = _Unit(layer, request, settings, transforms, torch.device(device))
     rows = layer.request_rows[request]
-    # Without query rows there is one chunk all the same, for what concerns keys alone.
+    # Without query rows there is still one chunk, to measure the keys alone.
     for start in range(0, max(len(rows), 1), unit.rows_per_chunk):
         unit.measure_chunk(rows[start : start + unit.rows_per_chunk], first=start == 0)
     return unit.result()
@@ -146,7 +146,7 @@ class _Unit:
         query = self._layer.read_query(rows).to(self._device)
         baseline = baseline_scores(query, self._layer.read_keys, self._request, self._length)
         if first:
-            for _, keys in self._layer.key_parts(self._request):
+            for _, keys in self._layer.key_chunks(self._request):
                 squares = keys.to(self._device).float().square()
                 self._channel_squares += squares.sum(0, dtype=torch.float64)
         baselines = [
@@ -181,8 +181,8 @@ class _Unit:
         scores = torch.empty(
             (len(self._formats), query.shape[0], self._length), device=self._device
         )
-        for start, part in self._layer.key_parts(self._request):
-            keys = part.to(self._device)
+        for start, chunk in self._layer.key_chunks(self._request):
+            keys = chunk.to(self._device)
             transformed = transform.apply_keys(keys)
             if first:
                 self._profiles[index] += profile_blocks(transformed)

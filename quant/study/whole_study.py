@@ -163,7 +163,7 @@ def run(
                 study.folder.remove()
 
         ranks.in_step(write)
-    return StudyReport.read(path)  # so that nobody gets a report that is not the file's
+    return StudyReport.read(path)  # what the file holds, in every rank
 
 
 def _names(given: Sequence[str]) -> tuple[str, ...]:
