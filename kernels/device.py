@@ -6,12 +6,12 @@ Asked lazily and without heavy imports.
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import importlib.util
 from pathlib import Path
 
 import torch
 
+from sdsa_quant.environment import installed_version
 from sdsa_quant.errors import UnsupportedError
 
 _MEMINFO = Path("/proc/meminfo")
@@ -19,13 +19,8 @@ _OWN_GROUP = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
 
 
-@functools.cache
-def package_version(distribution: str) -> str | None:
-    """Version of an installed distribution, or None where it is absent."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+# None where a distribution is absent; asked of the file system once.
+package_version = functools.cache(installed_version)
 
 
 @functools.cache

@@ -29,7 +29,7 @@ def indexer_scores(
     A group is ``rows / groups`` (1 to 8) consecutive query rows of one request that see the same
     keys: the first ``context_lengths[g]`` keys of the pages that row ``requests[g]`` of
     `block_table` lists. The signature and meaning are those of ``flashinfer.sdsa.indexer_scores``;
-    beyond it, BF16 query rows may meet NVFP4 keys, and every GPU from SM80 and every CPU will do.
+    beyond it, BF16 query rows may meet NVFP4 keys, and any GPU from SM80 on and any CPU works.
 
     Parameters
     ----------

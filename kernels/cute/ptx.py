@@ -12,6 +12,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint16, Uint32
 from cutlass.cute.arch import inline_ptx
 
+BARRIER_BYTES = 8  # of a barrier in shared memory
+CACHE_LINE = 128  # bytes that a prefetch brings into the L2 cache
+
 Registers = tuple[Uint32, ...]
 
 

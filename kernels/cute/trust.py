@@ -73,7 +73,7 @@ def known_reason_against(device: int, variant: str) -> str | None:
 
 
 def _verdict(device: int, variant: str) -> str | None:
-    """Why not to trust a variant; whatever fails is a reason, the warp-level kernel can do without.
+    """Why not to trust a variant; whatever fails is a reason to use the warp-level kernel.
 
     Raises
     ------
@@ -92,8 +92,10 @@ def _verdict(device: int, variant: str) -> str | None:
 
 
 def _reason_against(device: int, variant: str) -> str | None:
-    values = "bf16" if variant == "tcgen05_bf16" else "nvfp4"
-    problem = exact_problem(values, torch.device("cuda", device), _LENGTHS, rows_per_group=_ROWS)
+    format_pair = "bf16" if variant == "tcgen05_bf16" else "nvfp4"
+    problem = exact_problem(
+        format_pair, torch.device("cuda", device), _LENGTHS, rows_per_group=_ROWS
+    )
     expected = replace(problem, scores=problem.scores.clone())
     _run(expected, _warp_variant(problem, device))
     if variant == TILED_SCALES_VARIANT:

@@ -74,7 +74,7 @@ def innermost_loop(instructions: list[MachineInstruction], opcode: str) -> list[
     Raises
     ------
     LookupError
-        There is none.
+        No loop contains such an instruction.
     """
     inside = [each.address for each in instructions if each.opcode.startswith(opcode)]
     loops = [

@@ -45,7 +45,7 @@ def self_tests(device: str) -> Iterator[SelfTest]:
     """Run every backend that can run on a device over every pair of formats, and 128x4 scales.
 
     Whatever goes wrong is a failure in what is yielded. A kernel that hangs is the last one that
-    runs: all that is asked of its device later would wait for it.
+    runs: later work on its device would wait for it.
     """
     for format_pair, tiled in _CASES:
         query_format, key_format = FORMAT_PAIRS[format_pair]

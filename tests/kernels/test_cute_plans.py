@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -97,3 +98,11 @@ def test_a_plan_refuses_tiled_scales_that_bulk_copies_do_not_take(encoded: Encod
     call(maps, key_scales=SCALES + 16)
     with pytest.raises(InputError, match="multiple of 16 bytes, got an address that is 8 bytes"):
         call(maps, key_scales=SCALES + 8)
+
+
+def test_an_installed_kernel_serves_its_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cute_plans, "_kernels", {})
+    kernel: Any = object()
+    cute_plans.install(3, "bf16", kernel)
+    assert cute_plans.loaded_kernel(3, "bf16") is kernel
+    assert cute_plans.loaded() == [(3, "bf16")]

@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from sdsa_kernels.cute.ptx import (
+    BARRIER_BYTES,
     barrier_arrive_after_copies,
     barrier_expect,
     copy_bulk_to_shared,
@@ -23,7 +24,6 @@ from sdsa_quant.layout import PAGE
 from .ptx import copy_or_clear, copy_tensor_box
 from .rings import first_slot, next_slot, shared_map, wait_empty
 from .tiles import (
-    BARRIER_BYTES,
     HALF_SCALE_BYTES,
     QUERY_BUFFERS,
     SCALE_TILE_BYTES,

@@ -19,6 +19,8 @@ from cutlass.experimental.cuda import tensor_map as tma
 
 from sdsa_kernels.cute.arguments import Addresses, Sizes
 from sdsa_kernels.cute.ptx import (
+    BARRIER_BYTES,
+    CACHE_LINE,
     barrier_init,
     eviction_policy,
     launch_dependents,
@@ -60,7 +62,6 @@ from .rings import (
 )
 from .tiles import (
     ACCUMULATORS,
-    BARRIER_BYTES,
     FORMATS,
     HALF_SCALE_BYTES,
     QUERY_BUFFERS,
@@ -71,8 +72,6 @@ from .tiles import (
     operand_descriptor,
     scale_descriptor,
 )
-
-CACHE_LINE = 128
 
 # Pages for every CTA of the first wave, from which on late CTAs follow: as many an SM as the
 # warp-level kernel needs (schedule).

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Int32
 
-from sdsa_kernels.cute.ptx import barrier_wait
+from sdsa_kernels.cute.ptx import BARRIER_BYTES, barrier_wait
 from sdsa_kernels.cute.schedule import WARP, scratch_bytes
 
-from .tiles import BARRIER_BYTES, SharedMap, TileFormat
+from .tiles import SharedMap, TileFormat
 
 STORE_WARPS = 4  # warp i reads lanes 32 i .. 32 i + 31 of tensor memory
 MMA_WARP = 4

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from cutlass import Int32, Int64
 
+from sdsa_kernels.cute.ptx import BARRIER_BYTES
 from sdsa_quant.layout import MAX_ROWS, PAGE
 
 TILE_PAGES = 2
@@ -32,7 +33,6 @@ MMA_K_BYTES = 32  # of a row, 64 E2M1 or 16 BF16 values
 ACCUMULATORS = 4
 SCALE_COLUMNS = 4  # of 128 rows and 64 values
 QUERY_BUFFERS = 2
-BARRIER_BYTES = 8
 
 _SWIZZLE_NONE, _SWIZZLE_128, _SWIZZLE_64 = 0, 2, 4  # of a matrix descriptor
 _FLOAT32_SUMS, _BF16, _E2M1 = 1, 1, 1  # of an instruction descriptor

@@ -17,6 +17,8 @@ from cutlass import Boolean, Int32, Int64
 
 from sdsa_kernels.cute.arguments import Addresses, Sizes
 from sdsa_kernels.cute.ptx import (
+    BARRIER_BYTES,
+    CACHE_LINE,
     all_arrived,
     barrier_arrive_after_copies,
     barrier_expect,
@@ -52,8 +54,6 @@ from .operands import Operands, QueryRows, ScoreRows, store_scores
 
 WARPS = 8
 THREADS = WARP * WARPS
-BARRIER_BYTES = 8
-CACHE_LINE = 128
 SCORE_VECTOR_BYTES = 16
 
 
