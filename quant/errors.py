@@ -106,7 +106,7 @@ class InputError(SdsaError, ValueError):
 
 
 class DtypeError(SdsaError, TypeError):
-    """A tensor has the wrong dtype, or is no tensor at all."""
+    """A tensor has the wrong dtype, or is not a tensor."""
 
     exit_code = EXIT_USAGE
 

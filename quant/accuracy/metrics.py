@@ -44,7 +44,7 @@ class RowAccuracy:
     """One query row against its baseline.
 
     A row with a non-finite score or baseline score is invalid: its measures are None and `top_k` is
-    empty. So it is with a row of length 0, which has nothing to measure.
+    empty. The same holds for a row of length 0.
     """
 
     row: int

@@ -78,6 +78,6 @@ def _choose(scores: torch.Tensor, lengths: torch.Tensor | None, chosen: torch.Te
 
     counts = torch.bincount(row, minlength=scores.shape[0])
     first = counts.cumsum(0) - counts
-    place = torch.arange(row.shape[0], device=row.device) - first[row]
-    kept = place < k
-    chosen[row[kept], place[kept]] = column[kept]
+    index = torch.arange(row.shape[0], device=row.device) - first[row]
+    kept = index < k
+    chosen[row[kept], index[kept]] = column[kept]

@@ -39,8 +39,8 @@ def open_baseline(path: str | Path, cache: CacheFile, key_name: str | None = Non
     Parameters
     ----------
     path : str or Path
-        Keys BF16, F16 or F32 ``[tokens, 128]`` or ``[requests, tokens, 128]`` as `quantize-cache`
-        took them, or a BF16 cache file.
+        Keys BF16, F16 or F32 ``[tokens, 128]`` or ``[requests, tokens, 128]``, those that the cache
+        was built from, or a BF16 cache file.
     cache : CacheFile
         The cache to measure.
     key_name : str, optional

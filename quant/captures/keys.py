@@ -2,8 +2,8 @@
 
 Keys are BF16, F16 or F32, ``[tokens, 128]`` with the requests one after another, or
 ``[requests, tokens, 128]`` padded at the end of each request. ``[tokens, 1, 128]``, one head, is
-taken as ``[tokens, 128]``. Lengths are a 1-D integer tensor,
-either one length per request or the offsets (``cu_seqlens``) at which requests begin and end.
+taken as ``[tokens, 128]``. Lengths are a 1-D integer tensor: one length per request, or the offsets
+(``cu_seqlens``) at which requests begin and end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class CapturedKeys:
 
     @property
     def name(self) -> str:
-        """The tensor's name."""
         return self.tensor.name
 
     def rows(self) -> torch.Tensor:

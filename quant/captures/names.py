@@ -32,7 +32,7 @@ def matching_tensors(source: TensorSource, pattern: str) -> list[StoredTensor]:
     Raises
     ------
     ValueError
-        There is none; the message lists what there is.
+        Nothing has that name or matches; the message lists what there is.
     """
     if pattern in source:
         return [source[pattern]]

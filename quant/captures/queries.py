@@ -122,7 +122,7 @@ def read_requests(queries: Queries, name: str) -> list[int]:
     Raises
     ------
     ValueError
-        There is no such tensor, or it is not one-dimensional.
+        The tensor does not exist or is not one-dimensional.
     TypeError
         It does not hold integers.
     """

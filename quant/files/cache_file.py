@@ -247,7 +247,7 @@ class CacheFile:
     def paged_keys(self, *, tiled_scales: bool = False) -> PagedKeys:
         """The keys on the CPU, memory-mapped and not copied.
 
-        Two exceptions: scales in the 128x4 order are brought into the linear one, but with
+        Two exceptions: scales in the 128x4 order are brought into the linear one, except with
         `tiled_scales`, and pages that another writer did not align to 16 bytes are copied.
         """
         if self.header.layout == INTERLEAVED:
@@ -276,8 +276,8 @@ def open_cache(path: str | Path) -> CacheFile:
     Raises
     ------
     ValueError
-        The file cannot be read, is no safetensors file or no cache, or its tensors do not have the
-        sizes that its header says. The message names the file and the field or tensor.
+        The file cannot be read, is not a safetensors file or not a cache, or its tensors do not
+        have the sizes that its header says. The message names the file and the field or tensor.
     """
     path = Path(path)
     with open_safetensors(path) as file:
@@ -313,8 +313,8 @@ def validate_cache(cache: CacheFile) -> None:
     Raises
     ------
     CheckFailedError
-        A length is negative or needs more blocks than the table has, a used table entry is no page
-        of the cache, the mean key is not finite, or a scale byte is NaN.
+        A length is negative or needs more blocks than the table has, a used table entry is not a
+        page of the cache, the mean key is not finite, or a scale byte is NaN.
     """
     lengths = cache.context_lengths.long()
     table = cache.block_table.long()

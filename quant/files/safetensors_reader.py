@@ -41,9 +41,9 @@ def open_safetensors(path: str | Path) -> safetensors.safe_open:
 
 
 def header_metadata(path: str | Path) -> dict[str, str]:
-    """Metadata of a safetensors file, also where the rest of it is damaged.
+    """Metadata of a safetensors file, even one whose other parts are damaged.
 
-    Empty where there is none, or nothing like a safetensors header is there.
+    Empty for a file without metadata, and for one that is not a safetensors file at all.
     """
     if not Path(path).is_file():  # to open a pipe would be to wait for it
         return {}
@@ -74,7 +74,7 @@ def require_rank(
     Raises
     ------
     ValueError
-        There is no such tensor, or it has another number of dimensions. An `error`.
+        The tensor is missing or has another number of dimensions. An `error`.
     """
     _require_present(path, shapes, (name,), error)
     if len(shapes[name]) != rank:

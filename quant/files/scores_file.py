@@ -157,8 +157,8 @@ def open_scores(path: str | Path) -> ScoresFile:
     Raises
     ------
     ValueError
-        The file cannot be read, is no safetensors file or no scores file, or a tensor is missing or
-        does not fit the others. The message names the file and the field or tensor.
+        The file cannot be read, is not a safetensors file or not a scores file, or a tensor is
+        missing or does not fit the others. The message names the file and the field or tensor.
     """
     path = Path(path)
     with open_safetensors(path) as file:

@@ -41,12 +41,11 @@ class StoredTensor:
 
     @property
     def name_in_file(self) -> str:
-        """Its name in the file that holds it."""
+        """The name without what tells files apart that share names."""
         return self.name.removeprefix(self.prefix)
 
     @property
     def bytes(self) -> int:
-        """Bytes of its data."""
         digits = re.search(r"\d+", self.dtype)
         bits = _DTYPE_BITS.get(self.dtype) or int(digits.group() if digits else 0)
         return math.prod(self.shape) * bits // 8
@@ -89,7 +88,7 @@ class TensorSource:
         Raises
         ------
         ValueError
-            There is none; the message lists those present.
+            No tensor has that name; the message lists those present.
         """
         if name not in self._tensors:
             raise InputError(f"{self.path}: no tensor is named {name}; {self.describe_names()}")
@@ -97,7 +96,6 @@ class TensorSource:
 
     @property
     def files(self) -> list[Path]:
-        """The files that hold the tensors."""
         return list(self._files)
 
     @property
@@ -237,15 +235,15 @@ def _with_file_name(tensor: StoredTensor) -> StoredTensor:
 
 
 def _open_index(path: Path, index: Path) -> TensorSource:
-    places = _read_index(index)
+    file_names = _read_index(index)
     files = {}
     present: dict[Path, dict[str, StoredTensor]] = {}
-    for file_name in sorted(set(places.values()), key=natural_order):
+    for file_name in sorted(set(file_names.values()), key=natural_order):
         part = index.parent / file_name
         files[part] = open_safetensors(part)
         present[part] = {tensor.name: tensor for tensor in _stored_tensors(part, files[part])}
     tensors = []
-    for name, file_name in places.items():
+    for name, file_name in file_names.items():
         found = present[index.parent / file_name]
         if name not in found:
             raise InputError(
@@ -258,18 +256,20 @@ def _open_index(path: Path, index: Path) -> TensorSource:
 def _read_index(index: Path) -> dict[str, str]:
     """File name of each tensor, from an index's ``weight_map``."""
     content = read_json(index)
-    places = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
+    file_names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(file_names, dict) or not all(
+        isinstance(each, str) for each in file_names.values()
+    ):
         raise InputError(
             f"{index}: as an index of safetensors files it must have a weight_map "
             "from tensor names to file names"
         )
-    for name, file_name in places.items():
+    for name, file_name in file_names.items():
         if Path(file_name).name != file_name or "\0" in file_name:
             raise InputError(
                 f"{index}: tensor {name} must lie in a file beside the index, got {file_name!r}"
             )
-    return places
+    return file_names
 
 
 def _stored_tensors(path: Path, file: Any) -> list[StoredTensor]:

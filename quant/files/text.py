@@ -32,7 +32,7 @@ def read_text(path: Path) -> str:
     Raises
     ------
     InputError
-        It is no regular file (a pipe would be waited for), cannot be read, or is no UTF-8.
+        It is not a regular file (a pipe would be waited for), cannot be read, or is not UTF-8.
     """
     try:
         if path.exists() and not path.is_file():
@@ -41,7 +41,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is no UTF-8 text: {error}") from None
+        raise InputError(f"{path}: is not UTF-8 text: {error}") from None
 
 
 def read_json(path: Path) -> Any:
@@ -50,16 +50,17 @@ def read_json(path: Path) -> Any:
     Raises
     ------
     InputError
-        As `read_text`; it is no JSON, or a text in it is no Unicode (half of a surrogate pair).
+        As `read_text`; it is not JSON, or a string in it is not valid Unicode (half of a surrogate
+        pair).
     """
     text = read_text(path)
     try:
         content = json.loads(text)
         json.dumps(content, ensure_ascii=False).encode()
     except RecursionError:
-        raise InputError(f"{path}: is no JSON of use: nested too deeply") from None
+        raise InputError(f"{path}: is not usable JSON: it is nested too deeply") from None
     except UnicodeEncodeError:
-        raise InputError(f"{path}: is no JSON of use: has a text that is no Unicode") from None
+        raise InputError(f"{path}: contains a string that is not valid Unicode") from None
     except ValueError as error:
-        raise InputError(f"{path}: is no JSON: {error}") from None
+        raise InputError(f"{path}: is not JSON: {error}") from None
     return content

@@ -22,7 +22,7 @@ _ROUNDING_UNIT = 4194304.0
 _ROUNDING_EXPONENT = 149  # biased float32 exponent of _ROUNDING_UNIT
 
 # An E2M1 code shifted to bits 15 and 11..9 is the float16 of its value times 2^-14, zero and
-# subnormals included. Both nibbles of a byte reach their places in an int32 by one multiplication,
+# subnormals included. Both nibbles of a byte get to their bits of an int32 by one multiplication,
 # which is two shifts whose results do not overlap.
 _SPREAD_MAGNITUDES = (1 << 9) + (1 << 21)
 _SPREAD_SIGNS = (1 << 12) + (1 << 24)

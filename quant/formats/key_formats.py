@@ -99,7 +99,7 @@ def key_format(name: str) -> KeyFormat:
     Raises
     ------
     ValueError
-        There is none; the message lists those there are.
+        No format has that name; the message lists those there are.
     """
     if name not in KEY_FORMATS:
         raise InputError(f"format must be one of {', '.join(KEY_FORMATS)}, got {name!r}")

@@ -1,6 +1,6 @@
 """What may be done to keys before they are quantized, so that the scores lose less.
 
-In this order, and undone in the other:
+In this order, and undone in the opposite order:
 
     center   k - m, m the mean key. q . k = q . (k - m) + q . m, and the second term is the same for
              every key: the ranking of a row does not change, its scores are shifted by q . m.
@@ -121,7 +121,7 @@ def parse_gain(text: str) -> float | None:
     Raises
     ------
     ValueError
-        It is none of these, or beyond 2^-40 to 2^40.
+        `text` means none of these, or a factor outside 2^-40 to 2^40.
     """
     if text == NONE:
         return 1.0
@@ -137,12 +137,12 @@ def parse_gain(text: str) -> float | None:
 
 
 def require_gain(factor: float, found: str) -> None:
-    """Refuse a factor that is no power of two from 2^-40 to 2^40; `found` is how to show it.
+    """Refuse a factor that is not a power of two from 2^-40 to 2^40; `found` is how to show it.
 
     Raises
     ------
     ValueError
-        It is none.
+        `factor` is not a power of two in that range.
     """
     mantissa, exponent = math.frexp(factor)
     if mantissa != 0.5 or abs(exponent - 1) > _LARGEST_EXPONENT:
@@ -157,8 +157,8 @@ def automatic_gain(amax: float) -> float:
 
     1792 is 4 x 448: up to there the scales of both of NVFP4's rules, amax / 6 and amax / 4, are
     below E4M3's largest value.
-    A power of two changes no normal scale but in its exponent, so that nothing is lost by taking
-    the largest, and every block that can leave E4M3's subnormal scales does.
+    A power of two changes only the exponent of a normal scale. Nothing is lost by taking the
+    largest, and every block that can leave E4M3's subnormal scales does.
     """
     if amax == 0:
         return 1.0

@@ -37,7 +37,7 @@ def test_report_makes_the_same_pages_again(sdsa: Run, studies: Studies) -> None:
     ("text", "words"),
     [
         (None, "cannot be read"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "must be an object, got a list"),
         (
             '{"schema": "sdsa.score/1"}',

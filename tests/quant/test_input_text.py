@@ -50,11 +50,11 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"[" * 200_000, "is no JSON of use: nested too deeply"),
-        (rb'{"\ud800": 1}', "is no JSON of use: has a text that is no Unicode"),
-        (b"{", "is no JSON: "),
-        (b"\xff", "is no UTF-8 text: "),
-        (b"9" * 5000, "is no JSON: "),
+        (b"[" * 200_000, "is not usable JSON: it is nested too deeply"),
+        (rb'{"\ud800": 1}', "contains a string that is not valid Unicode"),
+        (b"{", "is not JSON: "),
+        (b"\xff", "is not UTF-8 text: "),
+        (b"9" * 5000, "is not JSON: "),
     ],
     ids=["nested", "surrogate", "cut", "bytes", "5000-digits"],
 )

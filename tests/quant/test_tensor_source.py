@@ -134,7 +134,7 @@ def test_what_tells_names_apart() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "must have a weight_map"),
         ('{"weight_map": {"a": 3}}', "must have a weight_map"),
         ('{"weight_map": {"a": "../x.safetensors"}}', r"beside the index, got '\.\./x"),
@@ -235,7 +235,9 @@ def test_an_index_that_is_a_pipe_or_nested_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"pipe\.json: must be a regular file"):
         open_tensors(tmp_path / "pipe.json")
     (tmp_path / "deep.json").write_text("[" * 200_000)
-    with pytest.raises(InputError, match=r"deep\.json: is no JSON of use: nested too deeply"):
+    with pytest.raises(
+        InputError, match=r"deep\.json: is not usable JSON: it is nested too deeply"
+    ):
         open_tensors(tmp_path / "deep.json")
     assert header_metadata(tmp_path / "pipe.json") == {}
 
