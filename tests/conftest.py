@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-if TYPE_CHECKING:
-    from emulator.host.launch_recorder import LaunchRecorder
+pytest.register_assert_rewrite("kernels.contract", "support")
 
 # A shell that starts the tests in the background ignores SIGINT for them, and their children would
 # inherit that; interrupting such a child is what some tests are about.
@@ -39,16 +36,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
-
-
-@pytest.fixture(scope="session")
-def recorder() -> Iterator[LaunchRecorder]:
-    """Records what the host code launches on a small SM100: one stand-in for it in a process."""
-    from emulator.host.launch_recorder import LaunchRecorder
-    from emulator.host.recorded_launch import Device
-
-    with LaunchRecorder(Device(capability=(10, 0), multiprocessors=2)) as recorder:
-        yield recorder
 
 
 @pytest.fixture

@@ -73,12 +73,12 @@ _compiled: dict[tuple[int, Formats], Callable[..., None] | None] = {}
 def reason_unsupported(problem: ScoreProblem) -> str | None:
     """None where this backend can serve `problem`, else why not."""
     device = problem.device
+    if problem.tiled_scales:
+        return TILED_SCALES_REASON
     if interpreting():
         return None if device.type == "cpu" else "TRITON_INTERPRET=1 takes CPU tensors only"
     if device.type != "cuda":
         return f"tensors must be on a CUDA device, not on {device}"
-    if problem.tiled_scales:
-        return TILED_SCALES_REASON
     if not can_find("triton"):
         return "triton is not installed"
     have = capability(device_index(device))

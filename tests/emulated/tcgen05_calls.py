@@ -83,7 +83,7 @@ class RecordedCall:
     launch: Launch
 
     def run(self, seed: int, ptx: str | None = None) -> tuple[Problem, Report]:
-        """The problem with the scores that the kernel (or another with its parameters) writes.
+        """The problem as it is after the kernel (or another with its parameters) has run.
 
         Raises
         ------
@@ -99,11 +99,22 @@ class RecordedCall:
         }
         launch = self.launch if ptx is None else replace(self.launch, ptx=ptx)
         report = emulate_launch(launch, memory, seed, strict=True)
-        written = memory["scores"].data
-        scores = self.problem.scores
-        storage = torch.from_numpy(written.copy()).view(torch.float32)
-        strided = storage.as_strided(scores.shape, scores.stride(), scores.storage_offset())
-        return self.problem.replace(scores=strided), report
+        return _problem_in(memory, self.problem), report
+
+
+def _problem_in(memory: dict[str, Region], problem: Problem) -> Problem:
+    """A problem whose tensors are what memory holds now; those that share storage still do."""
+    storages: dict[int, torch.Tensor] = {}
+    found = {}
+    for name, tensor in vars(problem).items():
+        if tensor is None or not tensor.untyped_storage().nbytes():
+            continue
+        address = tensor.untyped_storage().data_ptr()
+        if address not in storages:
+            storages[address] = torch.from_numpy(memory[name].data.copy())
+        here = storages[address].view(tensor.dtype)
+        found[name] = here.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return problem.replace(**found)
 
 
 def _readable_bytes(problem: Problem) -> dict[str, np.ndarray]:

@@ -1,12 +1,12 @@
 """The scoring kernels end to end, launched by their real host code, on adversarial schedules.
 
-What they compute is held against the float64 reference; planted bugs in their PTX must not pass.
+What every backend is asked is in the scores contract (`test_scores_contract`); here are every
+schedule, GPUs later than SM90, and bugs planted in the PTX, which must not pass.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -35,16 +35,8 @@ from .recorded_calls import launch_scores
 pytestmark = pytest.mark.skipif(reason_unavailable() is not None, reason=str(reason_unavailable()))
 pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
-EDGES = (0, 1, 63, 64, 65, 127, 128, 129)
 # Copies as late as possible, and waits that mostly give up early.
 LATE = Policy("late", "random", 200, True, 0.5, 2)
-
-
-@pytest.fixture(scope="module")
-def hopper() -> Iterator[LaunchRecorder]:
-    # Two multiprocessors instead of 132: a key's score does not depend on who computes it.
-    with LaunchRecorder(Device(multiprocessors=2)) as recorder:
-        yield recorder
 
 
 def run(launch: Launch, problem: Problem, seed: int = 0, policy: Policy | None = None) -> Problem:
@@ -55,41 +47,6 @@ def run(launch: Launch, problem: Problem, seed: int = 0, policy: Policy | None =
     scores = problem.scores
     computed = words.as_strided(scores.shape, scores.stride(), scores.storage_offset())
     return problem.replace(scores=computed)
-
-
-# Kind of the operands, rows, whether the scales are apart, pages further apart than they are long.
-SHAPES = [
-    ("bf16", 1, False, None),
-    ("bf16", 8, False, 16400),
-    ("mixed", 1, False, None),
-    ("mixed", 5, True, None),
-    ("nvfp4", 1, False, None),
-    ("nvfp4", 1, True, None),
-    ("nvfp4", 2, False, 4608 + 16),
-    ("nvfp4", 3, True, None),
-    ("nvfp4", 8, False, None),
-]
-SHAPE_IDS = [
-    f"{kind}-{rows}-{'separate' if apart else 'record'}" for kind, rows, apart, _ in SHAPES
-]
-
-
-@pytest.mark.parametrize("seed", range(0, len(POLICIES), 3))
-@pytest.mark.parametrize(("kind", "rows", "separate", "pitch"), SHAPES, ids=SHAPE_IDS)
-def test_scores_of_the_sm90_kernels(
-    hopper: LaunchRecorder, kind: str, rows: int, separate: bool, pitch: int | None, seed: int
-) -> None:
-    generator = torch.Generator().manual_seed(rows)
-    problem = make_problem(
-        [*EDGES, 300],
-        generator=generator,
-        kind=kind,
-        rows_per_group=rows,
-        separate=separate,
-        page_pitch=pitch,
-    )
-    (launch,) = hopper.record(launch_scores, problem)
-    assert_scores(run(launch, problem, seed), exact=False)
 
 
 # Calls that the warp-MMA kernel serves on GPUs that convert E2M1 themselves.

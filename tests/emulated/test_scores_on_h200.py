@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from emulator.host.emulated_launch import emulate_launch, memory_of
 from emulator.host.launch_recorder import LaunchRecorder
-from emulator.host.recorded_launch import Device
 from emulator.host.standin import reason_unavailable
 from emulator.machine.memory import Region
 from emulator.probes.h200_record import h200_record
@@ -24,13 +22,6 @@ pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 SEEDS = (0, 5)  # of the schedule
 
 
-@pytest.fixture(scope="module")
-def recorder() -> Iterator[LaunchRecorder]:
-    # Two multiprocessors instead of 132: a key's score does not depend on who computes it.
-    with LaunchRecorder(Device(multiprocessors=2)) as recorder:
-        yield recorder
-
-
 def _view(region: Region, scores: torch.Tensor) -> np.ndarray:
     """The bits of the scores in a region that is their storage."""
     words = region.data.view(np.int32)[scores.storage_offset() :]
@@ -40,11 +31,11 @@ def _view(region: Region, scores: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("call", CALLS, ids=[call.name for call in CALLS])
-def test_scores_are_those_of_an_h200(recorder: LaunchRecorder, call: ScoreCall, seed: int) -> None:
+def test_scores_are_those_of_an_h200(hopper: LaunchRecorder, call: ScoreCall, seed: int) -> None:
     record = h200_record()
     problem = make_call(call)
     assert digest(problem) == record.digests[f"scores/{call.name}"]
-    (launch,) = recorder.record(launch_scores, problem)
+    (launch,) = hopper.record(launch_scores, problem)
     assert call.variant in launch.kernel
     memory = memory_of(launch)
     emulate_launch(launch, memory, seed)

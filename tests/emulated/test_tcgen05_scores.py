@@ -1,7 +1,8 @@
 """The tensor-core kernels, executed: their PTX in the emulator, launched by the real host code.
 
-The small cases run with the other tests, on one schedule each; every case on 20 schedules and the
-long ones with ``pytest -m large tests/emulated/test_tcgen05_scores.py``.
+What every backend is asked is in the scores contract (`test_scores_contract`), on one schedule.
+Here are the shares of CTAs, runs and warps on one schedule too; and with
+``pytest -m large tests/emulated/test_tcgen05_scores.py`` everything on 20, and long contexts.
 """
 
 from __future__ import annotations
@@ -64,25 +65,25 @@ def _run(
         assert_scores(problem.replace(scores=scored.scores), exact=exact)
 
 
-@on_schedules
+@pytest.mark.large
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("rows", range(1, 9))
 def test_every_edge_of_a_tile(
-    recorder: LaunchRecorder, values: str, rows: int, schedules: int
+    recorder: LaunchRecorder, values: str, rows: int
 ) -> None:
     problem = _problem(values, EDGES, rows_per_group=rows, integers=True)
-    seeds = range(rows, rows + schedules)
+    seeds = range(rows, rows + MANY)
     _run(recorder, values, problem, exact=True, seeds=seeds)
 
 
-@on_schedules
+@pytest.mark.large
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_values_that_are_rounded(
-    recorder: LaunchRecorder, values: str, rows: int, schedules: int
+    recorder: LaunchRecorder, values: str, rows: int
 ) -> None:
     problem = _problem(values, [129, 64, 200], rows_per_group=rows)
-    _run(recorder, values, problem, exact=False, seeds=range(rows, rows + schedules))
+    _run(recorder, values, problem, exact=False, seeds=range(rows, rows + MANY))
 
 
 @on_schedules
@@ -115,7 +116,7 @@ def test_long_runs_and_late_ctas(
     _run(recorder, values, problem, exact=True, seeds=range(schedules), ctas=1)
 
 
-@on_schedules
+@pytest.mark.large
 @pytest.mark.parametrize("garbage", GARBAGE_ENTRIES)
 @pytest.mark.parametrize(
     ("values", "pitch", "separate"),
@@ -134,7 +135,6 @@ def test_pitches_layouts_and_tables(
     pitch: int | None,
     separate: bool,
     garbage: int,
-    schedules: int,
 ) -> None:
     problem = _problem(
         values,
@@ -145,7 +145,7 @@ def test_pitches_layouts_and_tables(
         separate=separate,
         garbage=garbage,
     )
-    seeds = range(abs(garbage) % 8, abs(garbage) % 8 + schedules)
+    seeds = range(abs(garbage) % 8, abs(garbage) % 8 + MANY)
     _run(recorder, values, problem, exact=True, seeds=seeds, ctas=2)
 
 
@@ -172,37 +172,6 @@ def test_more_groups_than_a_warp_has_lanes(
         lengths[group] = length
     problem = _problem(values, lengths, rows_per_group=1, integers=True)
     _run(recorder, values, problem, exact=True, seeds=range(groups, groups + schedules), ctas=2)
-
-
-@pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("groups", [5, 40])
-def test_a_negative_length_is_none(recorder: LaunchRecorder, values: str, groups: int) -> None:
-    lengths = [130, 0, 70, 0, 1, *[0] * (groups - 6), 64][:groups]
-    problem = _problem(values, lengths, rows_per_group=1, integers=True)
-    negative = problem.context_lengths.clone()
-    negative[1], negative[3] = -1, -(2**31)
-    problem = problem.replace(context_lengths=negative)
-    _run(recorder, values, problem, exact=True, seeds=range(2), ctas=2)
-
-
-@pytest.mark.parametrize("values", VALUES)
-def test_groups_may_share_a_request_and_rows_be_strided(
-    recorder: LaunchRecorder, values: str
-) -> None:
-    problem = _problem(values, [200, 64, 130], rows_per_group=2, integers=True)
-    # The same request at three lengths; query rows and their scales are columns of wider tensors.
-    query = torch.cat((problem.query, problem.query), dim=1)[:, : problem.query.shape[1]]
-    scales = problem.query_scales
-    if scales is not None:
-        raw = scales.view(torch.uint8)
-        scales = torch.cat((raw, raw), dim=1)[:, 8:].view(torch.float8_e4m3fn)
-    problem = problem.replace(
-        query=query,
-        query_scales=scales,
-        requests=torch.zeros(3, dtype=torch.int32),
-        context_lengths=torch.tensor([200, 65, 130], dtype=torch.int32),
-    )
-    _run(recorder, values, problem, exact=True, seeds=range(2), ctas=2)
 
 
 @pytest.mark.parametrize("values", ["nvfp4", "bf16"])
