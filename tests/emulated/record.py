@@ -66,7 +66,7 @@ def _record_maps() -> Part:
 def _record_scores() -> Part:
     import torch
 
-    from .score_calls import CALLS, digest, make_call
+    from emulated.score_calls import CALLS, digest, make_call
 
     outputs, digests = {}, {}
     for call in CALLS:

@@ -15,11 +15,12 @@ import torch
 
 pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
+from kernels.contract import LINEAR_SCALES_ONLY, UNSIGNED_SCALES, ScoresContract, Where
+
 from emulator.host.launch_recorder import LaunchRecorder
 from emulator.host.recorded_launch import Launch
 from emulator.host.standin import reason_unavailable
 from emulator.machine.scheduler import POLICIES
-from kernels.contract import LINEAR_SCALES_ONLY, UNSIGNED_SCALES, ScoresContract, Where
 from sdsa_quant.formats.scale_order import linear_to_128x4
 from support.problems import Problem
 

@@ -68,9 +68,7 @@ def _run(
 @pytest.mark.large
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("rows", range(1, 9))
-def test_every_edge_of_a_tile(
-    recorder: LaunchRecorder, values: str, rows: int
-) -> None:
+def test_every_edge_of_a_tile(recorder: LaunchRecorder, values: str, rows: int) -> None:
     problem = _problem(values, EDGES, rows_per_group=rows, integers=True)
     seeds = range(rows, rows + MANY)
     _run(recorder, values, problem, exact=True, seeds=seeds)
@@ -79,9 +77,7 @@ def test_every_edge_of_a_tile(
 @pytest.mark.large
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("rows", [1, 5])
-def test_values_that_are_rounded(
-    recorder: LaunchRecorder, values: str, rows: int
-) -> None:
+def test_values_that_are_rounded(recorder: LaunchRecorder, values: str, rows: int) -> None:
     problem = _problem(values, [129, 64, 200], rows_per_group=rows)
     _run(recorder, values, problem, exact=False, seeds=range(rows, rows + MANY))
 

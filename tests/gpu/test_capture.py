@@ -31,7 +31,7 @@ def every_backend(test: Callable[..., None]) -> Callable[..., None]:
 
 FIRST_CALL_IN_A_CAPTURE = """
 import torch
-from problems import make_problem, assert_scores
+from support.problems import make_problem, assert_scores
 from sdsa_quant.errors import UnsupportedError
 problem = make_problem([200, 5], generator=torch.Generator().manual_seed(1)).to("cuda")
 graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,7 @@
-"""The portable Triton kernel on a GPU, which Triton before 3.6 would run: the same scores."""
+"""The portable Triton kernel in graphs, which Triton before 3.6 would run.
+
+Its scores are held against the contract in `test_scores_cuda`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def without_gluon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows_per_group", [1, 3, 8])
 @pytest.mark.parametrize("integers", [True, False], ids=["integers", "gaussian"])
-def test_matches_the_reference(
+def test_graphs_replay_it(
     generator: torch.Generator, kind: str, rows_per_group: int, integers: bool
 ) -> None:
     problem = make_problem(

@@ -9,16 +9,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-
 from kernels.contract import HIDES_NAN, ScoresContract, Where
+
 from sdsa_kernels import backend_names, plans
 from sdsa_kernels.cute import plans as cute_plans
 from sdsa_kernels.triton import backend as triton_scores
 from sdsa_quant.layout import BF16_RECORD_BYTES
 from sdsa_quant.paging import page_views
 from support.problems import KINDS, UNTOUCHED, Problem, assert_scores, make_problem
-
-from .conftest import skip_unless_it_runs
 
 pytestmark = pytest.mark.gpu
 
@@ -63,8 +61,8 @@ class TestScores(ScoresContract):
     )
 
     @pytest.fixture(autouse=True)
-    def _runs_here(self, where: OnGpu) -> None:
-        skip_unless_it_runs(where.backend)
+    def _runs_here(self, where: OnGpu, skip_unless_it_runs: Callable[[str, str], None]) -> None:
+        skip_unless_it_runs(where.backend, "nvfp4")
 
 
 def each_backend(test: Callable[..., None]) -> Callable[..., None]:

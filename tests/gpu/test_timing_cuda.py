@@ -22,7 +22,7 @@ from sdsa_kernels.problem import ScoreCall, ScoreProblem
 from sdsa_quant.errors import InputError
 from support.problems import KINDS, UNTOUCHED, assert_scores, make_problem
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timing, pytest.mark.xdist_group("timing")]
 
 
 def checked(kind: str, lengths: list[int]) -> ScoreProblem:

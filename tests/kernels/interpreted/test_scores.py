@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from kernels.contract import HIDES_NAN, ScoresContract, Where
+
 from sdsa_kernels.backends import choose_backend
 from sdsa_kernels.checks import check_scores_call
 from sdsa_kernels.problem import ScoreCall
