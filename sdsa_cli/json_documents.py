@@ -6,14 +6,9 @@ undefined (NaN) or infinite is ``null``.
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 from .output_paths import folders_made
-
-# What JSON allows in texts, but a terminal obeys, or UTF-8 cannot write: given as \uXXXX.
-_UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
 
 
 def strict_json(document: object) -> str:
@@ -24,10 +19,9 @@ def strict_json(document: object) -> str:
     TypeError
         The document holds a value of any other type.
     """
-    from sdsa_quant.files.typed_json import to_json
+    from sdsa_quant.files.typed_json import json_text
 
-    text = json.dumps(to_json(document), indent=2, allow_nan=False, ensure_ascii=False)
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return json_text(document)
 
 
 def write_document(path: Path, document: object, *, force: bool) -> None:

@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 _NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 _SCHEMA_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", Path: "string"}
+# What JSON allows in texts, but a terminal obeys, or UTF-8 cannot write.
 _UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
 _MOST_QUOTED = 40  # characters of a wrong value
 

@@ -36,7 +36,6 @@ from sdsa_cli.options import (
 from sdsa_cli.output import Output
 from sdsa_cli.output_paths import check_outputs, folders_made, refuse_inputs, require_name
 from sdsa_quant.study.inputs import DEFAULT_FORMATS
-from sdsa_quant.study.report import REPORT_NAME
 
 from .limits import check_limits, check_validity, parse_limits
 from .pages import CSV_NAME, HTML_NAME, write_pages
@@ -137,15 +136,15 @@ def study(
     continues when the same command is run again. Results are bit-identical, except for the recorded
     time, however often a run is interrupted and however many processes share it.
     """
+    from sdsa_quant.study import run
+
     top_k_numbers = parse_top_k(top_k)
     limits = parse_limits(fail_below or (), top_k_numbers)
     if plots:
         require_matplotlib()
     _check_outputs(output, (keys, queries), force=force)
-    from sdsa_quant.study import run
-
     sink = Output(as_json=json)
-    with folders_made([output / REPORT_NAME]), _progress(sink) as progress:
+    with folders_made([output / HTML_NAME]), _progress(sink) as progress:
         report = run(
             keys,
             queries,
@@ -192,6 +191,8 @@ def _progress(sink: Output) -> Iterator[Callable[[int, int], None]]:
 
 
 def _check_outputs(folder: Path, inputs: Sequence[Path], *, force: bool) -> None:
+    from sdsa_quant.study.report import REPORT_NAME
+
     require_name("-o", str(folder))
     check_outputs([folder / REPORT_NAME], inputs, force=force)
     refuse_inputs([folder / CSV_NAME, folder / HTML_NAME], inputs)

@@ -37,7 +37,7 @@ Key = tuple[str, str, str]  # layer ("" for all), setting, measure
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A value of two studies that differs; None where a study does not have it."""
+    """A value that differs between two studies; None if a study does not have it."""
 
     layer: str | None
     setting: str
@@ -47,12 +47,12 @@ class Change:
 
     @property
     def size(self) -> float:
-        """How far apart the values are; infinite where only one study has one."""
+        """How far apart the values are; infinite if only one study has one."""
         return float("inf") if self.difference is None else abs(self.difference)
 
     @property
     def difference(self) -> float | None:
-        """B less A; None where only one study has a value."""
+        """B less A; None if only one study has a value."""
         if self.before is None or self.after is None:
             return None
         return self.after - self.before

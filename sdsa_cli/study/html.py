@@ -1,4 +1,4 @@
-"""A study as one HTML page that needs no other file: tables, and pictures embedded."""
+"""A study as one HTML page that needs no other file: tables, and embedded pictures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sdsa_quant.study.report import StudyReport
 
 CAPTIONS = {
-    "recall-by-layer": "Recall by layer, or by setting where there is one layer. A row's recall is "
+    "recall-by-layer": "Recall by layer, or by setting if there is one layer. A row's recall is "
     "the share of the unquantized keys' top-k that its quantized scores still choose.",
     "recall-by-bytes": "Mean recall against the bytes that a key takes.",
     "recall-by-length": "Mean recall by the number of keys that a row sees, and what a random "

@@ -28,7 +28,7 @@ CSV_HEADINGS = (
 def write_pages(folder: Path, report: StudyReport, *, with_plots: bool) -> Sequence[Path]:
     """Write ``report.csv``, ``report.html`` and a PNG for each picture; returns their paths.
 
-    Each file appears whole or not at all, in place of an earlier one.
+    Each file appears whole or not at all, and replaces an earlier one.
 
     Raises
     ------

@@ -38,11 +38,11 @@ _ENTRIES_PER_LINE = 4  # of a legend under a narrower figure
 _STYLES: tuple[tuple[Statistic, str], ...] = (("mean", "-"), ("p1", ":"))
 _LINE_STYLES = ("-", "--", "-.", ":")
 _ROWS_LABELLED = 48  # of the channel map, 8 inches high at most
-_SIZE_WIDTH = 0.8  # of the column of one size, where columns are 1 apart
+_SIZE_WIDTH = 0.8  # of the column of one size; columns are 1 apart
 
 
 def require_matplotlib() -> None:
-    """Refuse to start what would end without its pictures.
+    """Check, before a long run, that pictures can be drawn.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def require_matplotlib() -> None:
 
 
 def study_plots(report: StudyReport) -> dict[str, bytes]:
-    """PNG by file name without ending; a picture of what was not measured is left out."""
+    """PNG by file name without its suffix; pictures of what was not measured are left out."""
     makers: dict[str, Callable[[StudyReport], Any]] = {
         "recall-by-layer": plot_recall_by_layer,
         "recall-by-bytes": plot_recall_by_bytes,
@@ -104,7 +104,7 @@ def _panels(report: StudyReport, height: float, **shared: Any) -> tuple[Any, lis
 
 def _format_legend(figure: Any, axes: Sequence[Any]) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
-    # One line of entries where there is room for it.
+    # One line of entries if there is room for it.
     one_line = figure.get_figwidth() > _WIDE or len(labels) <= _ENTRIES_PER_LINE
     columns = len(labels) if one_line else math.ceil(len(labels) / 2)
     figure.legend(
@@ -306,7 +306,7 @@ def plot_score_errors(report: StudyReport) -> Any:
 
 
 def plot_channel_errors(report: StudyReport) -> Any:
-    """Error of every channel of the keys: by layer, or by setting where there is one layer."""
+    """Error of every channel of the keys: by layer, or by setting if there is one layer."""
     labels, rows = _channel_rows(report)
     if not rows:
         return None
@@ -336,7 +336,7 @@ def _channel_rows(report: StudyReport) -> tuple[list[str], list[Sequence[float]]
 
 
 def plot_block_magnitudes(report: StudyReport) -> Any:
-    """Largest magnitudes of the blocks of 16, and where NVFP4's scales are coarse or clipped."""
+    """Largest magnitudes of the blocks of 16, shaded in the range of coarse or clipped scales."""
     first = report.settings.first_exponent
     figure = _figure(7.6, 3.6)
     axis = figure.subplots()

@@ -1,4 +1,4 @@
-"""`sdsa report`: a study's pages once more, from its JSON."""
+"""`sdsa report`: a study's pages made again from its JSON."""
 
 from __future__ import annotations
 

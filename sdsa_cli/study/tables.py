@@ -100,17 +100,15 @@ def chance_lines(report: StudyReport) -> list[str]:
 
 
 def transform_lines(report: StudyReport) -> list[str]:
-    """What is the same by construction for the transforms of this study."""
+    """What this study's transforms leave as it is, whatever the keys."""
     choices = report.settings.transforms
     lines = []
     if any(choice.center != "none" for choice in choices):
         lines.append(
-            "center moves all scores of a row by the same amount: by itself it changes no ranking."
+            "center moves all scores of a row by the same amount: this alone changes no ranking."
         )
     if any(choice.gain != "none" for choice in choices):
-        lines.append(
-            "gain multiplies all scores by a power of two: by itself it changes no ranking."
-        )
+        lines.append("gain multiplies all scores by a power of two: this alone changes no ranking.")
     return lines
 
 
