@@ -39,17 +39,14 @@ class ScoreTask:
 
     @property
     def rows(self) -> int:
-        """Number of query rows."""
         return self.query.shape[0]
 
     @property
     def groups(self) -> int:
-        """Number of groups."""
         return len(self.group_lengths)
 
     @property
     def rows_per_group(self) -> int:
-        """Query rows in each group."""
         return self.rows // self.groups
 
     @property
@@ -170,14 +167,15 @@ def make_task(
     for group, request in enumerate(requests):
         if not 0 <= request < in_cache:
             raise InputError(
-                f"requests must be 0 to {in_cache - 1}, the requests of the cache, got {request} "
-                f"for group {group}"
+                f"must be 0 to {in_cache - 1}, the requests of the cache, got {request} for group "
+                f"{group}",
+                argument="requests",
             )
     if query_format == NVFP4 and paged.format != NVFP4:
         raise InputError("NVFP4 query rows go with NVFP4 keys only, the cache holds BF16 keys")
     if not bool(query.isfinite().all()):
         row = int((~query.isfinite()).any(dim=1).nonzero()[0])
-        raise InputError(f"{query_name}: query rows must be finite, row {row} is not")
+        raise InputError(f"query rows must be finite, row {row} is not", source=query_name)
     unquantized = query.to(device)
     transform = transform.to(device)
     transformed, query_scales = transform.apply_query(unquantized), None

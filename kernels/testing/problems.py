@@ -42,7 +42,6 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """Query rows of all groups."""
         return len(self.lengths) * self.rows_per_group
 
     @property
