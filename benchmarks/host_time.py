@@ -16,8 +16,9 @@ from sdsa_kernels import backend_names
 from sdsa_kernels.backends import choose_backend
 from sdsa_kernels.measure.measurement import scoring_call
 from sdsa_kernels.measure.timing import host_overhead_us
-from sdsa_kernels.testing.problems import FORMAT_PAIRS, Shape, synthetic_problems
+from sdsa_kernels.testing.problems import Shape, synthetic_problems
 from sdsa_quant.errors import UnsupportedError
+from sdsa_quant.layout import FORMAT_PAIRS
 
 SHAPE = Shape(lengths=(4096,) * 4, rows_per_group=1, max_context=4096)
 CALLS = 500

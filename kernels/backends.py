@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from sdsa_quant.errors import InputError, UnsupportedError
-from sdsa_quant.paging import BF16
+from sdsa_quant.layout import BF16
 
 from . import torch_scores
 from .cute import backend as cute

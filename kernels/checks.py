@@ -11,15 +11,16 @@ import torch
 from sdsa_quant.errors import DtypeError, InputError
 from sdsa_quant.formats.scale_order import tiled_bytes
 from sdsa_quant.layout import (
+    BF16,
     DIM,
     KEY_ALIGNMENT_BYTES,
     MAX_ROWS,
+    NVFP4,
     PACKED_DIM,
     PAGE,
     SCALE_ALIGNMENT_BYTES,
     SCALES_PER_KEY,
 )
-from sdsa_quant.paging import BF16, NVFP4
 
 from .problem import MAX_CONTEXT, CallTensors, ScoreCall, ScoreProblem
 

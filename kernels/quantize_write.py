@@ -10,11 +10,11 @@ from sdsa_quant.formats.nvfp4 import AMAX_OVER_6, NONFINITE_MESSAGE, quantize_nv
 from sdsa_quant.layout import (
     DIM,
     KEY_ALIGNMENT_BYTES,
+    NVFP4,
     PACKED_DIM,
     PAGE,
     SCALES_PER_KEY,
 )
-from sdsa_quant.paging import NVFP4
 
 from .checks import (
     check_page_scales,

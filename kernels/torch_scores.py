@@ -23,8 +23,7 @@ import torch
 
 from sdsa_quant.formats import e2m1, e4m3
 from sdsa_quant.formats.nvfp4 import dequantize_nvfp4
-from sdsa_quant.layout import BLOCK, DIM, PAGE, SCALES_PER_KEY
-from sdsa_quant.paging import NVFP4
+from sdsa_quant.layout import BLOCK, DIM, NVFP4, PAGE, SCALES_PER_KEY
 
 from .pages import PageList, list_pages
 from .problem import TILED_SCALES_REASON, ScoreProblem

@@ -11,6 +11,9 @@ NVFP4 = "nvfp4"
 BF16 = "bf16"
 FORMATS = (NVFP4, BF16)  # what a cache holds
 
+# Format of query rows and format of keys by the name of the pair.
+FORMAT_PAIRS = {"bf16": (BF16, BF16), "nvfp4": (NVFP4, NVFP4), "mixed": (BF16, NVFP4)}
+
 PAGE = 64  # keys in a page
 DIM = 128  # values in a key or a query row
 BLOCK = 16  # values that share one scale

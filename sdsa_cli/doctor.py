@@ -115,7 +115,7 @@ def describe_backends(environment: Environment) -> list[BackendAnswer]:
     """For each device and pair of formats: what ``auto`` picks, and each backend's reason."""
     if environment.packages["torch"] is None:
         return []
-    from sdsa_kernels.testing.problems import FORMAT_PAIRS
+    from sdsa_quant.layout import FORMAT_PAIRS
 
     return [_ask(device, pair) for device in _devices(environment) for pair in FORMAT_PAIRS]
 
@@ -174,7 +174,8 @@ def _ask(device: str, format_pair: str) -> BackendAnswer:
     import torch
 
     from sdsa_kernels.backends import BACKENDS, auto_order
-    from sdsa_kernels.testing.problems import FORMAT_PAIRS, Shape, synthetic_problems
+    from sdsa_kernels.testing.problems import Shape, synthetic_problems
+    from sdsa_quant.layout import FORMAT_PAIRS
 
     query_format, key_format = FORMAT_PAIRS[format_pair]
     try:

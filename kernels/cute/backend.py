@@ -9,8 +9,7 @@ import torch
 from sdsa_kernels.device import capability, device_index, multiprocessors, package_version
 from sdsa_kernels.plans import Plan, addresses_of
 from sdsa_kernels.problem import TILED_SCALES_REASON, ScoreProblem
-from sdsa_quant.layout import PAGE
-from sdsa_quant.paging import NVFP4
+from sdsa_quant.layout import NVFP4, PAGE
 
 from .plans import plan_for
 from .trust import is_trusted, known_reason_against

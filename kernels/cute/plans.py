@@ -20,8 +20,7 @@ from sdsa_kernels.device import (
 from sdsa_kernels.plans import Plan
 from sdsa_kernels.problem import ScoreProblem
 from sdsa_quant.errors import InputError
-from sdsa_quant.layout import DIM, KEY_ALIGNMENT_BYTES, PACKED_DIM, PAGE
-from sdsa_quant.paging import NVFP4
+from sdsa_quant.layout import DIM, KEY_ALIGNMENT_BYTES, NVFP4, PACKED_DIM, PAGE
 
 from .compiled import LaunchConfig
 from .variants import ARCHITECTURES, loaded_together

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 
 from sdsa_kernels.problem import ScoreProblem
-from sdsa_quant.layout import PAGE
-from sdsa_quant.paging import BF16, NVFP4
+from sdsa_quant.layout import BF16, NVFP4, PAGE
 
 ARCHITECTURES: dict[tuple[int, int], str] = {
     (9, 0): "sm_90a",

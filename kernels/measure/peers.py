@@ -9,8 +9,7 @@ import torch
 
 from sdsa_kernels.device import can_find
 from sdsa_kernels.problem import ScoreProblem
-from sdsa_quant.layout import DIM, PAGE
-from sdsa_quant.paging import BF16
+from sdsa_quant.layout import BF16, DIM, PAGE
 
 
 def flashinfer_call(problem: ScoreProblem) -> Callable[[], None] | None:

@@ -24,8 +24,7 @@ from sdsa_kernels.device import device_index
 from sdsa_kernels.pages import PageList, list_pages
 from sdsa_kernels.problem import ScoreProblem
 from sdsa_kernels.triton.launch import COMPILE_OPTIONS, overlaps_launches
-from sdsa_quant.layout import BF16_RECORD_BYTES, CODE_PAGE_BYTES, PAGE, SCALE_PAGE_BYTES
-from sdsa_quant.paging import NVFP4
+from sdsa_quant.layout import BF16_RECORD_BYTES, CODE_PAGE_BYTES, NVFP4, PAGE, SCALE_PAGE_BYTES
 
 from .timing import Timing, time_graph
 

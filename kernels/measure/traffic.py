@@ -15,16 +15,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sdsa_kernels.testing.problems import FORMAT_PAIRS, Shape
+from sdsa_kernels.testing.problems import Shape
 from sdsa_quant.layout import (
     BF16_RECORD_BYTES,
     DIM,
+    FORMAT_PAIRS,
+    NVFP4,
     NVFP4_RECORD_BYTES,
     PACKED_DIM,
     PAGE,
     SCALES_PER_KEY,
 )
-from sdsa_quant.paging import NVFP4
 
 _BF16_ROW_BYTES = 2 * DIM
 _NVFP4_ROW_BYTES = PACKED_DIM + SCALES_PER_KEY

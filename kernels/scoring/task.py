@@ -15,8 +15,8 @@ from sdsa_kernels.scores import indexer_scores
 from sdsa_quant.errors import InputError
 from sdsa_quant.formats.nvfp4 import AMAX_OVER_6, quantize_nvfp4
 from sdsa_quant.formats.transforms import KeyTransform
-from sdsa_quant.layout import MAX_ROWS
-from sdsa_quant.paging import BF16, NVFP4, PagedKeys
+from sdsa_quant.layout import BF16, MAX_ROWS, NVFP4
+from sdsa_quant.paging import PagedKeys
 
 PLAIN = KeyTransform()
 

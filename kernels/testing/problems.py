@@ -16,13 +16,10 @@ from sdsa_kernels.device import available_bytes
 from sdsa_kernels.problem import ScoreCall, ScoreProblem
 from sdsa_quant.errors import UnsupportedError
 from sdsa_quant.formats.scale_order import linear_to_128x4
-from sdsa_quant.layout import DIM, PACKED_DIM, PAGE, SCALES_PER_KEY
-from sdsa_quant.paging import BF16, NVFP4, page_views, record_bytes
+from sdsa_quant.layout import BF16, DIM, FORMAT_PAIRS, NVFP4, PACKED_DIM, PAGE, SCALES_PER_KEY
+from sdsa_quant.paging import page_views, record_bytes
 
 from .compare import UNTOUCHED
-
-# Query format and key format of each format pair.
-FORMAT_PAIRS = {"bf16": (BF16, BF16), "nvfp4": (NVFP4, NVFP4), "mixed": (BF16, NVFP4)}
 
 _LEAST_SCALE, _PAST_SCALES = 0x28, 0x40  # E4M3 bytes of 0.125 to 1.875
 

@@ -12,10 +12,10 @@ from sdsa_kernels.backends import BACKENDS, Backend
 from sdsa_kernels.problem import ScoreProblem
 from sdsa_quant.errors import DeviceLostError, SdsaError
 from sdsa_quant.formats.scale_order import LINEAR, TILED
-from sdsa_quant.paging import BF16
+from sdsa_quant.layout import BF16, FORMAT_PAIRS
 
 from .compare import UNTOUCHED, compare_scores
-from .problems import FORMAT_PAIRS, Shape, synthetic_problems, with_tiled_scales
+from .problems import Shape, synthetic_problems, with_tiled_scales
 
 # Every way in which a group can end, among more groups than a warp has lanes.
 _SHAPE = Shape(

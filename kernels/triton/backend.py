@@ -29,8 +29,7 @@ from sdsa_kernels.device import (
 )
 from sdsa_kernels.plans import Plan, addresses_of
 from sdsa_kernels.problem import TILED_SCALES_REASON, ScoreProblem
-from sdsa_quant.layout import PAGE
-from sdsa_quant.paging import BF16, NVFP4
+from sdsa_quant.layout import BF16, NVFP4, PAGE
 
 from .launch import COMPILE_OPTIONS, direct_launch, has_gluon, interpreting, overlaps_launches
 

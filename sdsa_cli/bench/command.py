@@ -21,6 +21,7 @@ from sdsa_cli.options import (
 )
 from sdsa_cli.output import report_sink
 from sdsa_quant.files.text import INT32_MAX
+from sdsa_quant.layout import FORMAT_PAIRS
 
 from .document import BenchOptions, bench_document
 from .shapes import parse_shape, read_lengths_file
@@ -31,7 +32,6 @@ EXAMPLES = examples(
     "sdsa bench --shape 4,2,256 --shape 2,8,128,4096 --check --repeats 5 --json",
 )
 DEFAULT_SHAPES = ("1,1,8192", "1,1,131072", "8,1,131072", "32,1,65536", "32,8,65536")
-FORMAT_PAIRS = ("bf16", "nvfp4", "mixed")
 BACKENDS = get_args(BackendName)
 
 
@@ -106,7 +106,7 @@ def bench(
         shapes.append(read_lengths_file(lengths_file))
     options = BenchOptions(
         shapes=tuple(shapes) or tuple(parse_shape(text) for text in DEFAULT_SHAPES),
-        values=parse_choices("--values", format_pairs, FORMAT_PAIRS),
+        values=parse_choices("--values", format_pairs, tuple(FORMAT_PAIRS)),
         backends=parse_choices("--backend", backend, BACKENDS),
         repeats=at_least_one("--repeats", repeats) or 1,
         calls_per_replay=at_least_one("--calls-per-replay", calls_per_replay) or 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -14,13 +15,17 @@ from sdsa_cli.bench import command as bench
 from sdsa_cli.bench.document import BenchResult
 from sdsa_cli.bench.shapes import parse_shape, read_lengths_file
 from sdsa_cli.bench.tables import bench_tables
+from sdsa_cli.options import BackendName
+from sdsa_kernels import backend_names
+from sdsa_kernels.backends import AUTO
 from sdsa_kernels.measure import measurement as measure
 from sdsa_kernels.measure.measurement import Measurement
 from sdsa_kernels.measure.timing import Rotation, Timing
 from sdsa_kernels.measure.traffic import Traffic
 from sdsa_kernels.testing import compare as score_check
-from sdsa_kernels.testing.problems import FORMAT_PAIRS, Shape, synthetic_problems
+from sdsa_kernels.testing.problems import Shape, synthetic_problems
 from sdsa_quant.errors import CheckFailedError, InputError, UnsupportedError
+from sdsa_quant.layout import FORMAT_PAIRS
 from support.command_line import Run
 
 QUICK = ("--repeats", "2", "--device", "cpu")
@@ -218,3 +223,7 @@ def test_a_gpus_tables_fit_80_columns() -> None:
     assert "1,234.6" in text
     assert "0.49" in text  # 2 of 4 TB/s
     assert "cache-resident" in text
+
+
+def test_the_backend_option_lists_every_backend() -> None:
+    assert sorted(get_args(BackendName)) == sorted([AUTO, *backend_names()])

@@ -12,8 +12,8 @@ from sdsa_kernels import backends
 from sdsa_kernels.backends import backend_names
 from sdsa_kernels.problem import ScoreProblem
 from sdsa_kernels.testing import self_test
-from sdsa_kernels.testing.problems import FORMAT_PAIRS
 from sdsa_quant.errors import DeviceLostError, UnsupportedError
+from sdsa_quant.layout import FORMAT_PAIRS
 from support.command_line import Run
 
 

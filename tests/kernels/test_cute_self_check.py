@@ -16,10 +16,10 @@ from sdsa_kernels.cute.variants import TILED_SCALES_VARIANT
 from sdsa_kernels.plans import Plan
 from sdsa_kernels.problem import ScoreProblem
 from sdsa_kernels.testing.compare import UNTOUCHED
-from sdsa_kernels.testing.problems import FORMAT_PAIRS, exact_problem
+from sdsa_kernels.testing.problems import exact_problem
 from sdsa_kernels.testing.reference import reference_scores
 from sdsa_quant.errors import DeviceLostError, UnsupportedError
-from sdsa_quant.layout import PAGE
+from sdsa_quant.layout import FORMAT_PAIRS, PAGE
 
 VARIANT, WARP_LEVEL = "tcgen05_nvfp4", "nvfp4_cvt_short"
 Breakage = Callable[[ScoreProblem], None]
