@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -113,11 +113,8 @@ def test_the_command_line_page_follows_the_options(monkeypatch: pytest.MonkeyPat
     from sdsa_cli import app as module
 
     command = typer.main.get_command(module.app)
-    option = next(
-        one
-        for one in command.commands["bench"].params
-        if "--seed" in one.opts  # type: ignore[attr-defined]
-    )
+    bench = command.commands["bench"]  # type: ignore[attr-defined]
+    option = next(one for one in bench.params if "--seed" in one.opts)
     before = cli_reference()
     monkeypatch.setattr(option, "help", "Another seed.")
     monkeypatch.setattr(typer.main, "get_command", lambda app: command)
@@ -212,7 +209,9 @@ def test_docstrings_become_markdown() -> None:
     ],
     ids=lambda picture: picture.__name__,
 )
-def test_pictures_are_drawn_the_same_each_time_and_keep_within_their_frame(picture) -> None:
+def test_pictures_are_drawn_the_same_each_time_and_keep_within_their_frame(
+    picture: Callable[[], str],
+) -> None:
     text = picture()
     assert text == picture()
     root = ElementTree.fromstring(text)

@@ -37,6 +37,13 @@ def test_imports_point_one_way(package: str) -> None:
         assert own_imports(source) <= MAY_IMPORT[package], source
 
 
+def test_the_emulator_knows_nothing_of_this_project() -> None:
+    sources = list((ROOT / "tests" / "emulator").rglob("*.py"))
+    assert sources
+    for source in sources:
+        assert own_imports(source) == set(), source
+
+
 def test_every_module_is_in_a_listed_package() -> None:
     tomllib = pytest.importorskip("tomllib", reason="comes with Python 3.11")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -49,6 +49,12 @@ def sdsa_process(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
+def real(fixtures: Path) -> Path:
+    """Real keys and queries of one attention layer."""
+    return fixtures / "smollm2-layer12.safetensors"
+
+
+@pytest.fixture
 def save_keys(tmp_path: Path, generator: torch.Generator) -> Callable[..., Path]:
     """``save_keys(name, count, dtype, lengths)``: a file of random keys in `tmp_path`."""
 

@@ -16,15 +16,8 @@ from sdsa_kernels.testing.reference import reference_scores
 from sdsa_quant.files.cache_file import open_cache
 from sdsa_quant.formats.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from support.caches import write_cache
-from support.command_line import Run
-from support.score_files import LENGTHS, Files, strict_json
-
-
-@pytest.fixture
-def real(fixtures: Path) -> Path:
-    """Real keys and queries of one attention layer."""
-    return fixtures / "smollm2-layer12.safetensors"
-
+from support.command_line import Run, read_document
+from support.score_files import LENGTHS, Files
 
 # --------------------------------------------------------------- the main job on the real keys
 
@@ -40,7 +33,7 @@ def test_the_real_keys_end_to_end(
         *("-o", tmp_path / "scores.safetensors", "--report", report, "--device", "cpu"),
     )
     outcome.is_clean()
-    document = strict_json(report)
+    document = read_document(report)
 
     # The same once more in plain operations on dense tensors.
     tensors = load_file(real)
@@ -259,7 +252,7 @@ def test_a_nan_fails_the_run_and_spares_the_other_rows(files: Files) -> None:
     failed.fails_with(1, "2 of 6 rows have a score", "row 2 of request 1, 70 keys")
     assert "2 INVALID rows" in failed.stdout
 
-    report = strict_json(written)
+    report = read_document(written)
     assert [row["row"] for row in report["rows"] if not row["valid"]] == [2, 3]
     assert report["rows"][2]["nonfinite_scores"] == 1
     assert report["rows"][2]["accuracy"]["top_k"] == []

@@ -12,7 +12,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from support.caches import write_cache
-from support.score_files import Files, strict_json
+from support.command_line import read_document
+from support.score_files import Files
 
 REPORT_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "reports" / "score.md"
 
@@ -140,4 +141,4 @@ def test_the_report_in_a_file_is_the_one_on_stdout(files: Files) -> None:
     written = files.folder / "report.json"
     options = ("--baseline", files.keys)
     files.score(*options, "--report", written).is_clean()
-    assert json.dumps(strict_json(written)) == json.dumps(files.report(*options))
+    assert json.dumps(read_document(written)) == json.dumps(files.report(*options))

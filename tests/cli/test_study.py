@@ -36,11 +36,6 @@ def studies(sdsa: Run, tmp_path: Path, generator: torch.Generator) -> Studies:
     return Studies(sdsa, tmp_path, generator)
 
 
-@pytest.fixture
-def real(fixtures: Path) -> Path:
-    return fixtures / "smollm2-layer12.safetensors"
-
-
 def without_timing(document: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name != "timing"}
 

@@ -72,9 +72,9 @@ def test_the_capture_code_works(tmp_path: Path) -> None:
     capture = names["Capture"]({"layers.0.keys": model["k"], "layers.0.queries": model["q"]})
     lengths = [5, 9]
     texts = [torch.randn(1, length, 16) for length in lengths]
-    for text in texts:
-        model["k"](text)
-        model["q"](text)
+    for values in texts:
+        model["k"](values)
+        model["q"](values)
     capture.save(tmp_path / "capture.safetensors", lengths)
     stored = load_file(tmp_path / "capture.safetensors")
     assert stored["lengths"].tolist() == lengths

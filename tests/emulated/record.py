@@ -37,8 +37,10 @@ Part = tuple[dict[str, np.ndarray], dict[str, object]]
 def _record_family(family: str, start: int) -> Part:
     """From probe `start` on, up to one that breaks the process's context or does not end."""
     gpu = Gpu()
-    notes: dict[str, object] = gpu.describe()
-    outputs, digests, failures = {}, {}, {}
+    notes: dict[str, object] = {**gpu.describe()}
+    outputs: dict[str, np.ndarray] = {}
+    digests: dict[str, str] = {}
+    failures: dict[str, str] = {}
     for index, probe in enumerate(FAMILIES[family]()):
         if index < start:
             continue

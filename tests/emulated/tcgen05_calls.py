@@ -64,8 +64,8 @@ def _prepared(session: Session, problem: Problem, ctas: int | None) -> ScoreProb
     from sdsa_kernels.cute.variants import ARCHITECTURES, tensor_core_variant
     from sdsa_kernels.problem import ScoreCall
 
-    for variant in VARIANTS:
-        cute_self_check._verdicts[0, variant] = None
+    for each in VARIANTS:
+        cute_self_check._verdicts[0, each] = None
     checked = check_scores_call(ScoreCall(**vars(problem)))
     variant = tensor_core_variant(checked, ARCHITECTURES[session.device.capability])
     assert variant is not None

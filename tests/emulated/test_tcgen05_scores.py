@@ -39,9 +39,9 @@ on_schedules = pytest.mark.parametrize(
 def _problem(values: str, lengths: Sequence[int], **options: object) -> Problem:
     """A problem whose scales are linear; see `_run` for tiled ones."""
     seed = options.pop("seed", 0)
-    generator = torch.Generator().manual_seed(seed)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(seed)
     kind = "bf16" if values == "bf16" else "nvfp4"
-    return make_problem(lengths, generator=generator, kind=kind, **options)  # type: ignore[arg-type]
+    return make_problem(lengths, generator=generator, kind=kind, **options)
 
 
 def _run(

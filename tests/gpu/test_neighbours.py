@@ -42,7 +42,7 @@ SIZES = {
 
 
 @triton.jit
-def _copy_late(source_ptr, target_ptr, count, turns, block: tl.constexpr):
+def _copy_late(source_ptr, target_ptr, count, turns, block: tl.constexpr):  # type: ignore[no-untyped-def]
     """Copy bytes, but first let the next kernel of the stream start, and be slow."""
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()

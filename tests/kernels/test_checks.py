@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -167,7 +168,13 @@ def refuse(problem: Problem, kind: type[Exception], message: str) -> None:
         ("query", lambda t: t.tolist(), DtypeError, "query must be a .* tensor, got list"),
     ],
 )
-def test_wrong_arguments(problem: Problem, name: str, change, kind: type, message: str) -> None:
+def test_wrong_arguments(
+    problem: Problem,
+    name: str,
+    change: Callable[[torch.Tensor], object],
+    kind: type[Exception],
+    message: str,
+) -> None:
     refuse(problem.replace(**{name: change(getattr(problem, name))}), kind, message)
 
 
@@ -296,7 +303,7 @@ def test_lengths_are_clamped_to_the_width(generator: torch.Generator) -> None:
 
 def test_backend_argument_is_keyword_only(problem: Problem) -> None:
     with pytest.raises(TypeError):
-        indexer_scores(  # type: ignore[misc]
+        indexer_scores(  # type: ignore[call-arg]
             problem.query,
             problem.key_cache,
             problem.block_table,

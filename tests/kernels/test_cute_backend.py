@@ -198,4 +198,4 @@ def test_auto_tries_the_measured_winner_first(
     capabilities = [(8, 0), (9, 0), (10, 0), (10, 3)]
     monkeypatch.setattr(backends, "capability", lambda device: capabilities[device])
     problem = _OnCuda(_checked(kind, rows, generator), index)
-    assert [backend.name for backend in backends.auto_order(problem)] == order  # type: ignore[arg-type]
+    assert [backend.name for backend in backends.auto_order(problem)] == order

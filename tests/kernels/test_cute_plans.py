@@ -45,7 +45,7 @@ def tensor_maps(problem: ScoreProblem) -> object:
 
 
 def call(maps: object, query: int = QUERY, keys: int = KEYS, key_scales: int = SCALES) -> bytes:
-    return maps(query, 0, keys, key_scales, 0, 0, 0, 0)  # type: ignore[operator]
+    return maps(query, 0, keys, key_scales, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(

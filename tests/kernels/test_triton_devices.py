@@ -29,7 +29,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("index", CAPABILITIES)
 def test_support_is_that_of_the_calls_device(index: int) -> None:
     problem = SimpleNamespace(device=torch.device("cuda", index), tiled_scales=False)
-    reason = triton_scores.reason_unsupported(problem)  # type: ignore[arg-type]
+    reason = triton_scores.reason_unsupported(problem)
     if index:
         assert reason is None
     else:

@@ -149,7 +149,8 @@ def test_only_our_own_hidden_files_are_removed(tmp_path: Path) -> None:
 def test_a_clean_up_between_creation_and_lock_is_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, removed = fcntl.flock, []
+    lock = fcntl.flock
+    removed: list[str] = []
 
     def clean_up_first(fd: int, operation: int) -> None:
         if not removed:

@@ -104,7 +104,7 @@ def test_refuses(
     options: dict[str, str], argument: str | None, words: str, layers: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=words) as raised:
-        build_cache(layers, tmp_path / "c.safetensors", **options)  # type: ignore[arg-type]
+        build_cache(layers, tmp_path / "c.safetensors", **options)
     assert raised.value.argument == argument
     assert "--" not in str(raised.value)
     assert [file.name for file in tmp_path.iterdir()] == ["layers.safetensors"]

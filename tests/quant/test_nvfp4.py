@@ -230,8 +230,8 @@ def test_every_code_times_every_scale_is_exact(dtype: torch.dtype) -> None:
     byte = torch.arange(0x7F, dtype=torch.uint8)  # every finite non-negative scale
     codes = every.view(1, 32, 8).expand(0x7F, 32, 8).reshape(0x7F, 256)
     values = dequantize_nvfp4(codes, byte[:, None].expand(0x7F, 32).contiguous(), dtype).double()
-    table = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
-    table = torch.tensor([*table, *(-t for t in table)], dtype=torch.float64)
+    positive = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    table = torch.tensor([*positive, *(-t for t in positive)], dtype=torch.float64)
     exact = table[torch.stack((every & 15, every >> 4), -1).flatten().long()]
     scales = byte.view(torch.float8_e4m3fn).double()
     assert torch.equal(values, exact[None, :] * scales[:, None])

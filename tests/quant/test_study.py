@@ -241,7 +241,7 @@ def test_gains_are_those_of_each_layer(tmp_path: Path, generator: torch.Generato
     assert gains[None, "gain auto"] is None
     assert gains[None, "none"] == 1
     without, with_gain = summary.by_layer[1]
-    assert with_gain.key_error < without.key_error / 2  # type: ignore[operator]
+    assert with_gain.key_error < without.key_error / 2
     assert summary.by_layer[0][1].key_error == summary.by_layer[0][0].key_error
 
 

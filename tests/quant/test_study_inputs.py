@@ -195,7 +195,7 @@ def test_refuses(
 ) -> None:
     path = save(**tensors)
     with pytest.raises(InputError, match=words):
-        open_layers(StudyInputs(path, path, **options))  # type: ignore[arg-type]
+        open_layers(StudyInputs(path, path, **options))
 
 
 def test_refuses_quantized_keys(save: Save) -> None:

@@ -21,7 +21,7 @@ class Outcome:
     @property
     def document(self) -> Any:
         """stdout as one strict JSON document."""
-        return json.loads(self.stdout, parse_constant=_refuse_constant)
+        return parse_document(self.stdout)
 
     def fails_with(self, exit_code: int, *words: str) -> None:
         """Assert an exit code and one error line with all `words`, on stderr and nothing else."""
@@ -38,8 +38,18 @@ class Outcome:
         assert self.stderr == ""
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise AssertionError(f"{name} is no JSON")
+def parse_document(text: str) -> Any:
+    """A JSON document, by a strict parser: NaN and infinities are not JSON."""
+
+    def refuse(name: str) -> NoReturn:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def read_document(path: Path) -> Any:
+    """A JSON document in a file, by a strict parser."""
+    return parse_document(path.read_text())
 
 
 def program(*arguments: str | Path) -> list[str]:

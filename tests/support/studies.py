@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from sdsa_quant.study.inputs import StudyInputs
 from sdsa_quant.study.settings import StudySettings
 from sdsa_quant.study.work import Study, measure_units, open_study
 
-from .command_line import Outcome, Run
+from .command_line import Outcome, Run, read_document
 
 LENGTHS = (70, 0, 300, 129)
 ROWS = 2  # query rows of each request
@@ -53,7 +52,7 @@ def save_layers(
 def layer_inputs(path: Path, **changes: object) -> StudyInputs:
     """Inputs of a file of `save_layers`."""
     options: dict[str, object] = {"lengths": "*.lengths", **changes}
-    return StudyInputs(path, path, **options)  # type: ignore[arg-type]
+    return StudyInputs(path, path, **options)
 
 
 def measured_study(inputs: StudyInputs, settings: StudySettings, folder: Path) -> Study:
@@ -82,9 +81,4 @@ class Studies:
 
     def document(self, output: str) -> dict[str, Any]:
         """The report, read by a strict parser."""
-        text = (self.folder / output / "report.json").read_text()
-        return json.loads(text, parse_constant=refuse)
-
-
-def refuse(name: str) -> None:
-    raise AssertionError(f"{name} is no JSON")
+        return read_document(self.folder / output / "report.json")

@@ -186,7 +186,7 @@ def _plan(
 
 
 def _fill(target: Bytes) -> Callable[[], None]:
-    return lambda: target.store(np.zeros(len(target.where), np.uint8))  # type: ignore[arg-type]
+    return lambda: target.store(np.zeros(len(target.where), np.uint8))
 
 
 def _copy(source: Bytes, target: Bytes, kept: int, size: int) -> Callable[[], None]:

@@ -89,7 +89,7 @@ SKIP:
 
 def _pipeline(body: str, **how: object) -> np.ndarray:
     inputs = [np.resize(WORDS, 512)]
-    (got,) = run_lanes(body, [inputs[0]], [np.uint64], block=64, **how)  # type: ignore[arg-type]
+    (got,) = run_lanes(body, [inputs[0]], [np.uint64], block=64, **how)
     return got
 
 

@@ -351,7 +351,7 @@ class Cta:
         """State that a group of instructions keeps per CTA: `kind(cta)`, made at first use."""
         found = self._extensions.get(kind)
         if found is None:
-            found = self._extensions[kind] = kind(self)  # type: ignore[call-arg]
+            found = self._extensions[kind] = kind(self)
         return found
 
     def submit(self, operation: AsyncOperation, warp: Warp | None = None) -> None:
