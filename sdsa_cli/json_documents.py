@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .output_paths import folders_made
+from sdsa_quant.files.outputs import folders_made
 
 
 def strict_json(document: object) -> str:

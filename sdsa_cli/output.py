@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from sdsa_quant.files.outputs import check_outputs
+
 from .interrupts import stop_if_interrupted
 from .json_documents import strict_json, write_document
-from .output_paths import check_outputs, file_output
+from .output_paths import file_output
 from .table_data import Style, TableData
 from .text import visible
 

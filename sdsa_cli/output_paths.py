@@ -6,23 +6,7 @@ import os
 from pathlib import Path
 
 from sdsa_quant.errors import InputError
-from sdsa_quant.files.outputs import (
-    STDOUT,
-    check_outputs,
-    folders_made,
-    output_paths,
-    refuse_inputs,
-)
-
-__all__ = [
-    "STDOUT",
-    "check_outputs",
-    "file_output",
-    "folders_made",
-    "output_paths",
-    "refuse_inputs",
-    "require_name",
-]
+from sdsa_quant.files.outputs import STDOUT
 
 
 def file_output(option: str, text: str) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sdsa_quant.files.cache_header import CacheHeader
+    pass
 
 _MOST_QUOTED = 60  # characters
 _LISTED_LENGTHS = 8
@@ -51,22 +51,6 @@ def error_size(value: float | None) -> str:
         return "-"
     # What 4 digits would write at length, 0.0001235 or 1.235e+06, has 3: 1.23e-04, 1.23e+06.
     return f"{value:.4g}" if value == 0 or 1e-3 <= abs(value) < 9999.5 else f"{value:.2e}"
-
-
-def power_of_two(value: float) -> str:
-    """A power of two exactly: ``128`` and ``0.25``, or ``2^21`` where 6 digits do not write it."""
-    text = f"{value:g}"
-    return text if float(text) == value else f"2^{math.frexp(value)[1] - 1}"
-
-
-def describe_transform(header: CacheHeader) -> str:
-    """What was done to a cache's keys: ``mean key subtracted, hadamard, gain 128``, or ``none``."""
-    parts = [
-        "mean key subtracted" if header.center != "none" else "",
-        header.rotate if header.rotate != "none" else "",
-        f"gain {power_of_two(header.gain)}" if header.gain != 1 else "",
-    ]
-    return ", ".join(part for part in parts if part) or "none"
 
 
 def counted(count: int, noun: str) -> str:

@@ -14,7 +14,15 @@ from sdsa_quant.errors import InputError
 from sdsa_quant.formats.nvfp4 import AMAX_OVER_6
 from sdsa_quant.formats.nvfp4 import RULES as SCALE_RULES
 from sdsa_quant.formats.scale_order import LINEAR, SCALE_ORDERS, TILED
-from sdsa_quant.formats.transforms import CENTERS, NONE, ROTATIONS, KeyTransform, require_gain
+from sdsa_quant.formats.transforms import (
+    CENTERS,
+    NONE,
+    ROTATIONS,
+    KeyTransform,
+    gain_text,
+    require_gain,
+    transform_label,
+)
 from sdsa_quant.layout import BF16, DIM, FORMATS, NVFP4, PAGE
 
 FORMAT = "sdsa-cache"
@@ -66,6 +74,11 @@ class CacheHeader:
     def is_transformed(self) -> bool:
         """Whether the stored keys are not the captured ones."""
         return (self.rotate, self.gain, self.center) != (NONE, 1.0, NONE)
+
+    @property
+    def transform_label(self) -> str:
+        """What was done to the keys, in words: ``center + hadamard + gain 128``, or ``none``."""
+        return transform_label(self.rotate, gain_text(self.gain), self.center)
 
     def with_transform(self, transform: KeyTransform) -> CacheHeader:
         """The header of the same cache of keys that went through `transform`."""

@@ -85,6 +85,19 @@ def _hadamard_columns(columns: torch.Tensor) -> torch.Tensor:
     return source.mul_(1 / math.sqrt(DIM))
 
 
+def transform_label(rotate: str, gain: str, center: str) -> str:
+    """A transform in words, in the order in which it is done: ``center + hadamard + gain 64``.
+
+    ``none`` where nothing is done. `gain` is as a user or `gain_text` writes it.
+    """
+    parts = [
+        "center" if center != NONE else "",
+        rotate if rotate != NONE else "",
+        f"gain {gain}" if gain != NONE else "",
+    ]
+    return " + ".join(part for part in parts if part) or NONE
+
+
 @dataclass(frozen=True, slots=True)
 class TransformChoice:
     """A transform as a user asks for it, before it has met any keys."""
@@ -105,12 +118,7 @@ class TransformChoice:
     @property
     def label(self) -> str:
         """Short name for tables: ``center + hadamard``, or ``none``."""
-        parts = [
-            "center" if self.center != NONE else "",
-            self.rotate if self.rotate != NONE else "",
-            f"gain {self.gain}" if self.gain != NONE else "",
-        ]
-        return " + ".join(part for part in parts if part) or NONE
+        return transform_label(self.rotate, self.gain, self.center)
 
 
 def parse_gain(text: str) -> float | None:
@@ -134,6 +142,14 @@ def parse_gain(text: str) -> float | None:
         factor = math.nan
     require_gain(factor, repr(text))
     return factor
+
+
+def gain_text(factor: float) -> str:
+    """A gain as `parse_gain` reads it: ``none``, ``128``, or ``2^21`` if 6 digits fail."""
+    if factor == 1.0:
+        return NONE
+    text = f"{factor:g}"
+    return text if float(text) == factor else f"2^{math.frexp(factor)[1] - 1}"
 
 
 def require_gain(factor: float, found: str) -> None:

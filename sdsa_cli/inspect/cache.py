@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdsa_cli.output import Output, fields_table, heading, table
-from sdsa_cli.text import byte_count, counted, describe_lengths, describe_transform, percent
+from sdsa_cli.text import byte_count, counted, describe_lengths, percent
 
 from .documents import CacheDocument, CacheRecord, CachesDocument, ScaleShares
 
@@ -83,7 +83,7 @@ def check_cache(path: str) -> CacheRecord:
 
 
 def _cache_record(path: str, cache: CacheFile) -> CacheRecord:
-    from sdsa_quant.layout import BF16_RECORD_BYTES
+    from sdsa_quant.layout import BF16_RECORD_BYTES, ratio_to_bf16
 
     bf16_bytes = cache.pages * BF16_RECORD_BYTES
     return CacheRecord(
@@ -99,7 +99,7 @@ def _cache_record(path: str, cache: CacheFile) -> CacheRecord:
         cache_bytes=cache.cache_bytes,
         file_bytes=cache.file_bytes,
         bf16_bytes=bf16_bytes,
-        ratio_to_bf16=bf16_bytes / cache.cache_bytes if cache.pages else None,
+        ratio_to_bf16=ratio_to_bf16(cache.pages, cache.cache_bytes),
     )
 
 
@@ -119,7 +119,7 @@ def _cache_report(record: CacheRecord) -> list[RenderableType]:
     from sdsa_quant.files.cache_header import CacheHeader
 
     header, ratio = record.header, record.ratio_to_bf16
-    transform = describe_transform(CacheHeader.from_metadata(header))
+    transform = CacheHeader.from_metadata(header).transform_label
     nvfp4 = header["values"] == "nvfp4"
     smaller = f", {ratio:.2f}x smaller than BF16" if nvfp4 and ratio is not None else ""
     fields = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sdsa_cli.output import fields_table, heading, table
-from sdsa_cli.text import describe_transform, error_size, percent
+from sdsa_cli.text import error_size, percent
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,7 +47,7 @@ def _one_cache(cache: QuantizedCache) -> list[RenderableType]:
         "bytes": f"{cache.cache_bytes:,}",
     }
     if header.is_transformed:
-        fields["transform"] = describe_transform(header)
+        fields["transform"] = header.transform_label
     if header.format == "nvfp4":
         if cache.pages:
             smaller = f"{cache.ratio_to_bf16:.2f}x smaller than BF16's {cache.bf16_bytes:,}"

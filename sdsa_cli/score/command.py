@@ -30,8 +30,9 @@ from sdsa_cli.options import (
     parse_top_k,
 )
 from sdsa_cli.output import Output, report_sink
-from sdsa_cli.output_paths import file_output, folders_made
+from sdsa_cli.output_paths import file_output
 from sdsa_quant.errors import CheckFailedError, InputError
+from sdsa_quant.files.outputs import folders_made
 
 from .inputs import ScoreOptions, open_scored_cache, requests_of_groups
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sdsa_cli.measurement import LONGEST_US, rotation_words, share_text
 from sdsa_cli.output import fields_table, heading, table
 from sdsa_cli.table_data import TableData
-from sdsa_cli.text import counted, describe_transform, error_size, similarity
+from sdsa_cli.text import counted, error_size, similarity
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -55,7 +55,7 @@ def _summary_fields(report: ScoreReport) -> Mapping[str, str]:
     if report.options.requests is None and requests > 1:
         fields["requests"] = f"assumed: {_assumed_requests(report)}"
     if report.cache.header.is_transformed:
-        fields["transform"] = describe_transform(report.cache.header)
+        fields["transform"] = report.cache.header.transform_label
     left_out = _rows_left_out(report)
     if left_out:
         fields["left out"] = left_out

@@ -34,7 +34,8 @@ from sdsa_cli.options import (
     parse_top_k,
 )
 from sdsa_cli.output import Output
-from sdsa_cli.output_paths import check_outputs, folders_made, refuse_inputs, require_name
+from sdsa_cli.output_paths import require_name
+from sdsa_quant.files.outputs import check_outputs, folders_made, refuse_inputs
 from sdsa_quant.study.inputs import DEFAULT_FORMATS
 
 from .limits import check_limits, check_validity, parse_limits

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from sdsa_cli.output import Output, fields_table, heading, print_error, table
 from sdsa_cli.table_data import Style, TableData
-from sdsa_cli.text import error_size, power_of_two
+from sdsa_cli.text import error_size
 from support.command_line import program
 
 
@@ -227,12 +227,3 @@ def test_a_pipe_has_its_own_width_and_no_spaces_at_line_ends(
 )
 def test_sizes_of_errors_are_short(value: float | None, text: str) -> None:
     assert error_size(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(128.0, "128"), (0.125, "0.125"), (2.0**21, "2^21"), (2.0**-40, "2^-40")],
-    ids=["whole", "fraction", "large", "small"],
-)
-def test_powers_of_two_are_exact(value: float, text: str) -> None:
-    assert power_of_two(value) == text

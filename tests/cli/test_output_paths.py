@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sdsa_cli.output_paths import check_outputs, folders_made
 from sdsa_quant.errors import InputError
+from sdsa_quant.files.outputs import check_outputs, folders_made
 from support.caches import write_cache
 from support.command_line import Run
 

@@ -146,7 +146,7 @@ def test_inspect_and_reports_name_the_transform(sdsa: Run, files: Path) -> None:
     where = ("-o", files.parent / "cache.safetensors", "--lengths", "lengths", "--device", "cpu")
     outcome = sdsa("quantize-cache", files, *where, *options_of(TRANSFORMS["all"]))
     outcome.is_clean()
-    words = "mean key subtracted, hadamard, gain 0.125"
+    words = "center + hadamard + gain 0.125"
     assert words in outcome.stdout
     assert words in sdsa("inspect", files.parent / "cache.safetensors").stdout
     shown = sdsa("score", files.parent / "cache.safetensors", "--queries", files, "--device", "cpu")

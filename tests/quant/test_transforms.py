@@ -18,9 +18,20 @@ from sdsa_quant.formats.transforms import (
     TransformChoice,
     automatic_gain,
     fit_transforms,
+    gain_text,
     hadamard,
     parse_gain,
 )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.0, "none"), (128.0, "128"), (0.125, "0.125"), (2.0**21, "2^21"), (2.0**-40, "2^-40")],
+    ids=["none", "whole", "fraction", "large", "small"],
+)
+def test_gains_are_written_exactly(value: float, text: str) -> None:
+    assert gain_text(value) == text
+    assert parse_gain(text) == value
 
 
 def hadamard_matrix() -> torch.Tensor:
