@@ -12,9 +12,7 @@ import shlex
 _SPELLINGS = {
     "key_name": "--keys",
     "key_names": "--keys",
-    "keys_pattern": "--keys",
     "output": "-o",
-    "queries_pattern": "--query-name",
 }
 
 

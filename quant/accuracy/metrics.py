@@ -30,13 +30,28 @@ class TopKAccuracy:
     """How one row's top-k agrees with the baseline's."""
 
     k: int
-    kept: int  # min(k, length)
+    """Keys that an indexer selects."""
+
+    kept: int
+    """Keys that are chosen, min(k, length)."""
+
     recall: float
+    """Share of the chosen keys whose baseline score reaches the baseline's k-th largest."""
+
     mass: float
-    chance: float  # recall of a random choice, kept / length
-    same_scores: bool  # the chosen keys' baseline scores are the baseline's k largest
-    same_set: bool  # the chosen keys are the baseline's, ties broken by lower index
-    ties_left_out: int  # keys beyond the k whose baseline score equals the k-th largest
+    """Softmax mass of the baseline that the chosen keys keep, relative to the baseline's choice."""
+
+    chance: float
+    """Recall of a random choice, `kept` over the length."""
+
+    same_scores: bool
+    """Whether the chosen keys' baseline scores are the baseline's k largest."""
+
+    same_set: bool
+    """Whether the chosen keys are the baseline's, ties broken by lower index."""
+
+    ties_left_out: int
+    """Keys left out whose baseline score equals the k-th largest."""
 
 
 @dataclass(frozen=True, slots=True)

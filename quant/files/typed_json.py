@@ -110,7 +110,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def json_schema(cls: type) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a dataclass, its field docstrings as descriptions."""
+    """The JSON Schema (draft 2020-12) of a dataclass, its docstrings as descriptions."""
     definitions: dict[str, Any] = {}
     schema = _object_schema(cls, definitions)
     return {"$schema": SCHEMA_DIALECT, "title": cls.__name__, **schema, "$defs": definitions}
@@ -272,7 +272,9 @@ def _object_schema(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
         if field.name in docs:
             schema = {"description": " ".join(docs[field.name].split()), **schema}
         properties[field.name] = schema
+    about = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
     return {
+        "description": " ".join(about.split()),
         "type": "object",
         "properties": properties,
         "required": list(properties),

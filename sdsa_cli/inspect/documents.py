@@ -7,6 +7,18 @@ from pathlib import Path
 from typing import Literal
 
 
+@dataclass(frozen=True, kw_only=True)  # without slots, so that documents can have a second base
+class Heading:
+    """What every document of the command begins with."""
+
+    schema: Literal["sdsa.inspect/1"] = "sdsa.inspect/1"
+    """Name and version of this document."""
+    command: Literal["inspect"] = "inspect"
+    """The command that wrote it."""
+    kind: str
+    """What is shown."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScaleShares:
     """What the scales of a cache's used keys say about its blocks."""
@@ -62,25 +74,17 @@ class CacheRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheDocument(CacheRecord):
+class CacheDocument(CacheRecord, Heading):
     """A cache file."""
 
-    schema: Literal["sdsa.inspect/1"] = "sdsa.inspect/1"
-    """Name and version of this document."""
-    command: Literal["inspect"] = "inspect"
-    """The command that wrote it."""
     kind: Literal["cache"] = "cache"
     """What the file is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CachesDocument:
+class CachesDocument(Heading):
     """A folder of cache files."""
 
-    schema: Literal["sdsa.inspect/1"] = "sdsa.inspect/1"
-    """Name and version of this document."""
-    command: Literal["inspect"] = "inspect"
-    """The command that wrote it."""
     kind: Literal["caches"] = "caches"
     """What `path` is."""
     path: str
@@ -102,13 +106,9 @@ class PageOwner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageDocument(PageOwner):
+class PageDocument(PageOwner, Heading):
     """One page of a cache, decoded."""
 
-    schema: Literal["sdsa.inspect/1"] = "sdsa.inspect/1"
-    """Name and version of this document."""
-    command: Literal["inspect"] = "inspect"
-    """The command that wrote it."""
     kind: Literal["page"] = "page"
     """What is shown."""
     path: str
@@ -144,13 +144,9 @@ class RowRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoresDocument:
+class ScoresDocument(Heading):
     """A scores file."""
 
-    schema: Literal["sdsa.inspect/1"] = "sdsa.inspect/1"
-    """Name and version of this document."""
-    command: Literal["inspect"] = "inspect"
-    """The command that wrote it."""
     kind: Literal["scores"] = "scores"
     """What the file is."""
     path: str
@@ -192,13 +188,9 @@ class TensorRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorsDocument:
+class TensorsDocument(Heading):
     """Any other safetensors file, folder or index."""
 
-    schema: Literal["sdsa.inspect/1"] = "sdsa.inspect/1"
-    """Name and version of this document."""
-    command: Literal["inspect"] = "inspect"
-    """The command that wrote it."""
     kind: Literal["tensors"] = "tensors"
     """What the file is."""
     path: Path

@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import sdsa_quant
 from sdsa_cli import __version__
 from sdsa_cli.app import SdsaGroup
 from sdsa_quant.errors import (
@@ -108,6 +109,16 @@ def test_version(sdsa: Run) -> None:
     answer = sdsa("--version")
     answer.is_clean()
     assert answer.stdout == f"sdsa {__version__}\n"
+
+
+def test_the_distribution_has_the_version_of_the_code() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="comes with Python 3.11")
+    settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert "version" not in settings["project"]
+    assert settings["project"]["dynamic"] == ["version"]
+    source = settings["tool"]["setuptools"]["dynamic"]["version"]
+    assert source == {"attr": "sdsa_quant.__version__"}
+    assert sdsa_quant.__version__ == __version__
 
 
 def test_help_lists_the_commands_and_keeps_brackets(sdsa: Run) -> None:

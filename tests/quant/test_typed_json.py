@@ -192,6 +192,7 @@ def test_the_json_schema_of_a_document() -> None:
 
     assert schema["required"] == list(to_json(WHOLE))
     assert schema["additionalProperties"] is False
+    assert schema["description"] == " ".join((Whole.__doc__ or "").split())
     assert schema["properties"]["schema"] == {
         "description": "Which document this is.",
         "const": "sdsa.whole/1",
