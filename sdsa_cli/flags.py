@@ -13,6 +13,7 @@ _SPELLINGS = {
     "key_name": "--keys",
     "key_names": "--keys",
     "output": "-o",
+    "queries_pattern": "--query-name",
 }
 
 
