@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from sdsa_quant import study
 from sdsa_quant.errors import InputError, SdsaError
@@ -113,6 +114,14 @@ def test_refuses_in_words_of_python(
         run(layers, tmp_path / "out", **changes)
     assert "--" not in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_errors_beyond_float32_are_undefined(tmp_path: Path) -> None:
+    path = tmp_path / "large.safetensors"
+    keys = torch.full((20, 128), 1e30)
+    save_file({"keys": keys, "queries": torch.full((2, 128), 1e-30)}, path)
+    result = study.run(path, path, tmp_path / "out", formats=["nvfp4"], top_k=[5]).results[0]
+    assert (result.key_error, result.channel_errors) == (None, None)
 
 
 # The report.

@@ -11,7 +11,13 @@ from typing import Any, Literal
 import pytest
 
 from sdsa_quant.errors import InputError
-from sdsa_quant.files.typed_json import field_docs, from_json, json_schema, to_json
+from sdsa_quant.files.typed_json import (
+    field_docs,
+    from_json,
+    json_schema,
+    json_text,
+    to_json,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +214,10 @@ def test_the_json_schema_of_a_document() -> None:
         "type": "array",
         "items": {"type": "integer"},
     }
+
+
+def test_the_text_has_no_character_that_a_terminal_obeys() -> None:
+    text = json_text({"name": "a\x9b\udcff", "value": math.nan})
+
+    assert text == '{\n  "name": "a\\u009b\\udcff",\n  "value": null\n}'
+    assert json.loads(text) == {"name": "a\x9b\udcff", "value": None}
