@@ -60,3 +60,18 @@ def test_every_environment_variable_is_on_its_page() -> None:
     page = (DOCS / "reference" / "environment.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`(SDSA_[A-Z0-9_]+)`", page))
     assert documented == used
+
+
+def test_the_readme_examples_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "README.md"
+    names = run_blocks(BLOCKS.findall(page.read_text(encoding="utf-8")), page)
+    printed = dict(line.rsplit(" ", 1) for line in capsys.readouterr().out.splitlines())
+    assert 0.8 < float(printed["nvfp4"]) < float(printed["fp8"]) < 1
+    for group, length in enumerate(names["lengths"].tolist()):
+        row = names["scores"][2 * group, :length]
+        assert row.isfinite().all()
+        assert row.abs().max() > 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +18,7 @@ from docs_pages.numpy_docstrings import as_markdown
 from docs_pages.pages import make
 from docs_pages.python_reference import python_reference, signature_text
 from docs_pages.report_reference import report_fields
+from sdsa_quant.files.typed_json import json_schema
 
 PAGE = "before\n<!-- made by scripts/docs: part -->\nold\n<!-- end -->\nafter\n"
 
@@ -151,6 +153,13 @@ def test_the_python_page_follows_signatures_and_docstrings(
     assert "Another contract." in after
 
 
+def test_a_default_that_is_a_function_has_its_name() -> None:
+    def function(measure: object = signature_text) -> None:
+        """Nothing."""
+
+    assert signature_text("f", function) == "f(measure: object = signature_text) -> None"
+
+
 def test_long_signatures_have_a_parameter_a_line() -> None:
     def function(
         first: dict[str, list[tuple[int, ...]]], second: str = "a word that is long", *, third: bool
@@ -260,3 +269,26 @@ def test_report_fields_become_tables() -> None:
         "### Size",
         '| field | type | what |\n| --- | --- | --- |\n| `kind` | `"a"`, null |  |',
     ]
+
+
+def test_the_report_pages_follow_the_fields() -> None:
+    @dataclass
+    class Report:
+        """A report."""
+
+        rows: int
+        """Rows of it."""
+
+    @dataclass
+    class LongerReport:
+        """A report."""
+
+        rows: int
+        """Rows of it."""
+
+        keys: int
+        """Keys of it."""
+
+    before, after = (report_fields(json_schema(each)) for each in (Report, LongerReport))
+    assert "| `rows` | integer | Rows of it. |" in before
+    assert after == before + "\n| `keys` | integer | Keys of it. |"

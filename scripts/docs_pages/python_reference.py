@@ -13,7 +13,7 @@ from .markdown import table
 from .numpy_docstrings import as_markdown, first_line
 
 # Modules whose `__all__` is public.
-MODULES = ("sdsa_kernels", "sdsa_quant")
+MODULES = ("sdsa_kernels", "sdsa_quant", "sdsa_quant.study")
 _WIDTH = 96
 
 
@@ -46,7 +46,8 @@ def _result(signature: inspect.Signature) -> str:
 
 
 def _cleaned(text: str) -> str:
-    """A signature without the quotes around its annotations."""
+    """A signature without the quotes around its annotations, and functions by their names."""
+    text = re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", text)
     return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
 
 

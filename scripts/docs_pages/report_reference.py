@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,11 @@ def report_fields(schema: Schema) -> str:
         about = code_marks(inner.get("description", ""))
         sections.append("\n\n".join(part for part in (heading, about, _fields(inner)) if part))
     return "\n\n".join(section for section in sections if section)
+
+
+def schema_text(schema: Schema) -> str:
+    """A JSON Schema as a file."""
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
 def type_text(schema: Schema) -> str:
@@ -50,7 +56,10 @@ def _array_text(schema: Schema) -> str:
     items = schema.get("prefixItems")
     if items:
         return f"[{', '.join(map(type_text, items))}]"
-    return f"list of {type_text(schema['items'])}" if schema.get("items") else "list"
+    if not schema.get("items"):
+        return "list"
+    text = type_text(schema["items"])
+    return f"list of ({text})" if " or " in text else f"list of {text}"
 
 
 def _literal(value: Any) -> str:
