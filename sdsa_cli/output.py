@@ -9,6 +9,7 @@ progress bar only where stderr is a terminal. Text is printed as it is: tensor n
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _PIPE_WIDTH = 100  # columns of output that no terminal shows
+_BLANK_LINES = re.compile("\n{3,}")
 
 
 class Output:
@@ -83,7 +85,8 @@ class Output:
         shown = capture.get()
         if not console.is_terminal:
             shown = "\n".join(line.rstrip(" ") for line in shown.split("\n"))
-        sys.stdout.write(shown)
+        # Tables keep a blank line on either side, and texts between them may ask for one too.
+        sys.stdout.write(_BLANK_LINES.sub("\n\n", shown))
 
     def document(self, document: object) -> None:
         """Print a document, the result for a program, to stdout; silent without JSON."""

@@ -227,3 +227,12 @@ def test_a_pipe_has_its_own_width_and_no_spaces_at_line_ends(
 )
 def test_sizes_of_errors_are_short(value: float | None, text: str) -> None:
     assert error_size(value) == text
+
+
+def test_blank_lines_between_tables_are_one(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = table("a", "b")
+    rows.add_row("1", "2")
+    Output().result(rows, "", rows, "", "", "end")
+    shown = capsys.readouterr().out
+    assert "\n\n\n" not in shown
+    assert shown.count("\n\n") == 2
