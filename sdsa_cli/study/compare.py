@@ -145,6 +145,7 @@ def compare(
     from sdsa_quant.study.report import StudyReport
 
     sink = report_sink(json, report, force=force)
+    _refuse_inputs(sink.report_file, (before, after))
     reports = StudyReport.read(before), StudyReport.read(after)
     changes = find_changes(*reports)
     beyond = [change for change in changes if change.size > tolerance]
@@ -165,6 +166,16 @@ def compare(
             f"the largest: {largest.measure} with {largest.setting} in "
             f"{largest.layer or 'all layers'}, {_value(largest.before)} to {_value(largest.after)}"
         )
+
+
+def _refuse_inputs(report_file: Path | None, studies: tuple[Path, ...]) -> None:
+    from sdsa_quant.study.report import REPORT_NAME
+
+    inputs = [study / REPORT_NAME if study.is_dir() else study for study in studies]
+    if report_file is None or not report_file.exists():
+        return
+    if any(each.exists() and report_file.samefile(each) for each in inputs):
+        raise InputError(f"{report_file}: is the input, it cannot be the output too")
 
 
 def find_changes(before: StudyReport, after: StudyReport) -> list[Change]:

@@ -122,7 +122,7 @@ def test_bench_and_doctor(documents: Documents) -> None:
     check("doctor", documents("doctor", "--self-test"))
 
 
-def test_study_and_compare(documents: Documents, files: Files) -> None:
+def test_study_and_compare(documents: Documents, sdsa: Run, files: Files) -> None:
     one, other = files.folder / "one", files.folder / "other"
     check("study", documents("study", files.keys, files.queries, "-o", one, *QUICK_STUDY))
     documents("study", files.keys, files.queries, "-o", other, *QUICK_STUDY)
@@ -131,6 +131,10 @@ def test_study_and_compare(documents: Documents, files: Files) -> None:
     edited["results"][0]["accuracy"]["top_k"][0]["mass"]["mean"] -= 0.125
     (other / "report.json").write_text(json.dumps(edited))
     check("compare", documents("compare", one, other, "--tolerance", 0.2))
+    before = (one / "report.json").read_bytes()
+    refused = sdsa("compare", one, other, "--report", one / "report.json", "--force")
+    refused.fails_with(2, "is the input")
+    assert (one / "report.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("command", ["inspect", "doctor", "quantize-cache"])
