@@ -1,4 +1,4 @@
-"""Every field of the documents of quantize-cache and inspect is on their page."""
+"""Every field of the documents of quantize-cache and inspect is on its page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from sdsa_quant.files.scores_file import ScoresWriter
 from support.command_line import Run
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "reports" / "caches.md"
+REPORTS = Path(__file__).parents[2] / "docs" / "reference" / "reports"
 
 
 def field_names(document: Any) -> set[str]:
@@ -43,7 +43,8 @@ def documents(sdsa: Run, save_keys: Callable[..., Path], tmp_path: Path) -> list
 
 
 def test_every_field_is_documented(documents: list[Any]) -> None:
-    documented = set(re.findall(r"`(\w+)`", PAGE.read_text()))
+    text = "".join((REPORTS / f"{name}.md").read_text() for name in ("quantize-cache", "inspect"))
+    documented = set(re.findall(r"`(\w+)`", text))
     kinds = [document.get("kind") for document in documents]
     assert kinds == [None, "tensors", "cache", "scores", "page"]
     for document in documents:
