@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from sdsa_cli.bench.document import BenchDocument
-from sdsa_cli.doctor import DoctorDocument
-from sdsa_cli.inspect.documents import (
-    CacheDocument,
-    CachesDocument,
-    PageDocument,
-    ScoresDocument,
-    TensorsDocument,
-)
-from sdsa_cli.quantize_cache.document import QuantizeCacheDocument
-from sdsa_cli.score.document import ScoreDocument
-from sdsa_cli.study.compare import ComparisonReport
-from sdsa_quant.files.typed_json import json_schema
-from sdsa_quant.study import StudyReport
+from sdsa_cli.json_schema import all_schemas
 
 from . import charts, diagrams, measurements
 from .cli_reference import cli_reference
@@ -26,28 +13,15 @@ from .pages import Maker
 from .python_reference import python_reference
 from .report_reference import report_fields, schema_text
 
-# The class of each JSON document, by the name of its part and of its schema's file.
-DOCUMENTS: Mapping[str, type] = {
-    "bench": BenchDocument,
-    "compare": ComparisonReport,
-    "doctor": DoctorDocument,
-    "inspect-cache": CacheDocument,
-    "inspect-caches": CachesDocument,
-    "inspect-page": PageDocument,
-    "inspect-scores": ScoresDocument,
-    "inspect-tensors": TensorsDocument,
-    "quantize-cache": QuantizeCacheDocument,
-    "score": ScoreDocument,
-    "study": StudyReport,
-}
+SCHEMAS = all_schemas()
 
 
-def _fields(document: type) -> Maker:
-    return lambda: report_fields(json_schema(document))
+def _fields(name: str) -> Maker:
+    return lambda: report_fields(SCHEMAS[name])
 
 
-def _schema(document: type) -> Maker:
-    return lambda: schema_text(json_schema(document))
+def _schema(name: str) -> Maker:
+    return lambda: schema_text(SCHEMAS[name])
 
 
 PARTS: Mapping[str, Maker] = {
@@ -58,14 +32,11 @@ PARTS: Mapping[str, Maker] = {
     "triton-table": measurements.triton_table,
     "cli": cli_reference,
     "python": python_reference,
-    **{f"{name}-report": _fields(document) for name, document in DOCUMENTS.items()},
+    **{f"{name}-report": _fields(name) for name in SCHEMAS},
 }
 
 FILES: Mapping[str, Maker] = {
-    **{
-        f"docs/reference/reports/schemas/{name}.schema.json": _schema(document)
-        for name, document in DOCUMENTS.items()
-    },
+    **{f"docs/reference/reports/schemas/{name}.schema.json": _schema(name) for name in SCHEMAS},
     "docs/pictures/overview.svg": diagrams.overview,
     "docs/pictures/page-record.svg": diagrams.page_record,
     "docs/pictures/tiled-scales.svg": diagrams.tiled_scales,
