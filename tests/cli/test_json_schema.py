@@ -71,7 +71,7 @@ def check(name: str, document: Any) -> None:
     from sdsa_cli.json_schema import document_class
 
     Draft202012Validator(SCHEMAS[name]).validate(document)
-    read = from_json(document_class(name), document, source=name)
+    read: Any = from_json(document_class(name), document, source=name)
     assert type(read).__name__ == SCHEMAS[name]["title"]
     assert list(document)[:2] == ["schema", "command"], "what a reader looks for comes first"
 
