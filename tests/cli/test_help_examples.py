@@ -55,7 +55,10 @@ def workplace(tmp_path: Path, fixtures: Path, monkeypatch: pytest.MonkeyPatch, s
     return tmp_path
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(name, marks=pytest.mark.slow if name == "study" else ()) for name in COMMANDS],
+)
 def test_examples_run(workplace: Path, sdsa: Run, command: str) -> None:
     lines = examples(command)
     assert lines, "every command has examples"

@@ -288,6 +288,7 @@ def test_a_useless_cache_is_remarked_on(
     sdsa(*arguments, "--keys", "b.k", "-o", tmp_path / "good.st").is_clean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", ["80", "120"])
 def test_many_layers_of_long_names(sdsa_process: Run, tmp_path: Path, columns: str) -> None:
     name = "model.layers.{}.self_attn.indexer.k_cache_captured"

@@ -59,6 +59,7 @@ def test_the_worst_percent_stands_where_it_differs_from_the_worst_row(files: Fil
     assert all("worst 1%" in table_rows(shown, first)[0] for first in ("top-k", "scores"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 80, None])
 def test_no_number_is_cut(
     files: Files, monkeypatch: pytest.MonkeyPatch, columns: int | None

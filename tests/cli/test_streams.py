@@ -16,6 +16,8 @@ from sdsa_cli.json_documents import strict_json
 from sdsa_cli.output import Output, print_error, table
 from support.command_line import Run, program
 
+pytestmark = pytest.mark.slow  # each starts a shell and the real program
+
 SaveKeys = Callable[..., Path]
 BENCH = ("bench", "--shape", "1,1,64", "--repeats", "1", "--device", "cpu")
 

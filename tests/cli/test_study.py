@@ -212,6 +212,7 @@ def test_the_page_needs_no_other_file(sdsa: Run, tmp_path: Path) -> None:
     assert "At 72 bytes a key" in page.text
 
 
+@pytest.mark.slow
 def test_a_terminal_of_80_columns_shows_every_number(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +340,7 @@ def test_without_matplotlib_the_extra_is_named(
 OPTIONS = ("--formats", "nvfp4,fp8", "--rotate", "none,hadamard", "--gain", "auto", "--no-plots")
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(studies: Studies, sdsa_process: Run) -> None:
     studies.run("one", *OPTIONS).is_clean()
     sdsa_process(
@@ -450,6 +452,7 @@ def test_an_unfinished_study_of_other_settings_is_refused(studies: Studies) -> N
 # Pictures.
 
 
+@pytest.mark.slow
 def test_pictures_of_many_layers_and_settings(studies: Studies) -> None:
     options = ("--rotate", "none,hadamard", "--gain", "none,auto", "--formats", "bf16,nvfp4,mxfp4")
     studies.run("out", *options, "--top-k", "8").is_clean()
