@@ -100,6 +100,14 @@ def test_tables_and_pictures_follow_the_figures(own_results: Path) -> None:
     assert "| BF16 | 101.7 | 0.51 | 0.42 |" in measurements.readme_table()
 
 
+def test_the_budget_follows_the_stored_one(own_results: Path) -> None:
+    before = measurements.tcgen05_budget()
+    path = own_results / "tcgen05-budget.md"
+    path.write_text(path.read_text().replace("| issue slots | 102 |", "| issue slots | 103 |", 1))
+    assert measurements.tcgen05_budget() == before.replace("| 102 |", "| 103 |")
+    assert measurements.tcgen05_budget() != before
+
+
 def test_a_result_that_was_not_checked_is_not_shown(own_results: Path) -> None:
     change(own_results, measurements.BACKENDS, checked=False)
     with pytest.raises(ValueError, match="not compared with float64"):

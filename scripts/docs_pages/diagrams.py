@@ -236,11 +236,11 @@ def block_table() -> str:
         drawing.text(472, y + 20, f"page {page}", size=12, color=QUIET, anchor="end")
         drawing.text(580, y + 20, f"{used[page]} keys", size=12, anchor="middle")
     drawing.text(
-        30, 262, "Key k of a request is row k % 64 of page block_table[request, k // 64].", size=13
+        30, 292, "Key k of a request is row k % 64 of page block_table[request, k // 64].", size=13
     )
     drawing.text(
         30,
-        283,
+        313,
         "Only entries of pages below a length are read; the unused ones are -1.",
         size=12,
         color=QUIET,

@@ -228,6 +228,14 @@ def triton_table() -> str:
     return table(headings, rows, left=1)
 
 
+def tcgen05_budget() -> str:
+    """What a tile takes of an SM, from the stored budget of the kernel for NVFP4 x NVFP4."""
+    text = (RESULTS / "tcgen05-budget.md").read_text(encoding="utf-8")
+    section = text[text.index("## tcgen05_nvfp4\n") :]
+    start = section.index("| of an SM |")
+    return section[start : section.index("\n\n", start)]
+
+
 def _name(pair: str) -> str:
     return {"bf16": "BF16", "nvfp4": "NVFP4"}.get(pair, pair)
 

@@ -30,6 +30,7 @@ PARTS: Mapping[str, Maker] = {
     "backends-gains": measurements.backends_gains,
     "host-times": measurements.host_times,
     "triton-table": measurements.triton_table,
+    "tcgen05-budget": measurements.tcgen05_budget,
     "cli": cli_reference,
     "python": python_reference,
     **{f"{name}-report": _fields(name) for name in SCHEMAS},
