@@ -108,17 +108,18 @@ def time_page_gather(
     Overwrites the scores of every problem with zeros below each length.
     """
     lists = [list_pages(problem) for problem in problems]
-    timings = [
-        time_graph(
-            [
-                _gather_call(problem, pages, step, warps)
-                for problem, pages in zip(problems, lists, strict=True)
-            ],
-            repeats,
-            calls_per_replay=calls_per_replay,
-        )
-        for step, warps in _SHAPES
-    ]
+    with torch.cuda.device(problems[0].device):
+        timings = [
+            time_graph(
+                [
+                    _gather_call(problem, pages, step, warps)
+                    for problem, pages in zip(problems, lists, strict=True)
+                ],
+                repeats,
+                calls_per_replay=calls_per_replay,
+            )
+            for step, warps in _SHAPES
+        ]
     return min(timings, key=lambda timing: timing.median_us)
 
 

@@ -14,6 +14,7 @@ the time of a replay divided by its calls, and says so.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -114,10 +115,20 @@ def rotations_for(bytes_per_call: int, device: torch.device) -> int:
     return min(needed, _MAX_ROTATIONS)
 
 
+@functools.cache
+def _capture_stream(index: int) -> torch.cuda.Stream:
+    """A stream of a device to capture on.
+
+    `torch.cuda.graph` alone takes one stream for the whole process, of the device that captured
+    first. What runs on another device is then not on it, and the graph is empty.
+    """
+    return torch.cuda.Stream(index)
+
+
 def capture(*calls: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """A graph of `calls`, one after another; each must have run once before."""
+    """A graph of `calls` on the current device, one after another; each must have run before."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=_capture_stream(torch.cuda.current_device())):
         for call in calls:
             call()
     return graph
