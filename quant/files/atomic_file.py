@@ -68,6 +68,8 @@ class AtomicFile:
                     return partial, fd
             except BlockingIOError:
                 pass  # a clean-up holds it and is about to remove it
+            except OSError:
+                return partial, fd  # no locks here, so that no clean-up removes what it finds
             os.close(fd)
 
     def _check_target(self) -> None:
@@ -189,7 +191,7 @@ def _remove_abandoned(path: Path) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             partial.unlink(missing_ok=True)
-        except BlockingIOError:
-            continue  # a live run is writing it
+        except OSError:
+            continue  # a live run is writing it, or nothing can tell whether one is
         finally:
             os.close(fd)

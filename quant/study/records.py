@@ -2,37 +2,58 @@
 
 A result file is a small safetensors file that appears whole or not at all. It holds a `UnitResult`
 bit for bit, so a report does not depend on which process wrote the files, or when. Each carries the
-fingerprint of its study: result files of another study are never read.
+fingerprint of its study and a digest of its tensors: what another study made, or what is damaged,
+is never read, and what this study did not make is never replaced or removed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
+from sdsa_quant import __version__
 from sdsa_quant.accuracy.blocks import BlockProfile
-from sdsa_quant.errors import Hint, InputError
+from sdsa_quant.environment import git_revision, installed_version
+from sdsa_quant.errors import Hint, InputError, SdsaError
 from sdsa_quant.files.atomic_file import write_text
-from sdsa_quant.files.safetensors_reader import open_safetensors
+from sdsa_quant.files.safetensors_reader import header_metadata, open_safetensors
 from sdsa_quant.files.safetensors_writer import HeaderEntry, StreamedFile
+from sdsa_quant.files.tensor_source import source_files
+from sdsa_quant.files.text import read_text
 
 from .inputs import StudyInputs
 from .layers import StudyLayer
 from .settings import StudySettings
 from .unit import UnitResult
 
-RECORD_VERSION = "1"  # raised when a result file means something else
+RECORD_VERSION = "2"  # raised when a result file means something else
 
 _DESCRIPTION = "study.json"
+_VERSION_FIELD = "record_version"
 _FINGERPRINT = "fingerprint"
+_DIGEST = "sha256"
 _RESULT_FILES = "layer-*.request-*.safetensors"
+_PARTIAL = re.compile(r"\.layer-\d+\.request-\d+\.safetensors\.[0-9a-f]{8}\.partial")
 _DTYPES = {torch.float64: "F64", torch.int64: "I64"}
+# Of each input file: all of a small one, else its header and spots from the first byte to the last.
+_WHOLE_FILE_BYTES = 4 << 20
+_SPOTS = 64
+_SPOT_BYTES = 16 << 10
+_START_OVER = Hint("force", "to start over", True)
+
+
+class _DamagedError(InputError):
+    """A result file whose tensors are not those that were written."""
 
 
 class StudyFolder:
@@ -49,7 +70,7 @@ class StudyFolder:
     def __init__(self, path: Path, description: Mapping[str, Any]) -> None:
         self.path = path
         self._text = json.dumps(description, indent=1, sort_keys=True)
-        self.fingerprint = hashlib.sha256(self._text.encode()).hexdigest()
+        self.fingerprint = _fingerprint(self._text)
 
     def prepare(self, *, restart: bool) -> None:
         """Make the folder, or continue in the one of an earlier run of the same study.
@@ -62,34 +83,105 @@ class StudyFolder:
         Raises
         ------
         ValueError
-            The folder is of another study and `restart` is false, or it cannot be written.
+            The folder is of another study and `restart` is false, it holds a file that no study
+            made under a name that this one needs, or it cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot be made: {error.strerror}", source=self.path) from None
         description = self.path / _DESCRIPTION
-        if description.exists():
-            earlier = description.read_text(encoding="utf-8")
-            if earlier == self._text and not restart:
-                return
-            if not restart:
-                raise InputError(
-                    f"holds an unfinished study of other inputs or settings "
-                    f"({_difference(earlier, self._text)})",
-                    source=self.path,
-                    hint=Hint("force", "to start over", True),
-                )
-            self.remove()
-            self.path.mkdir()
+        earlier = self._earlier()
+        if earlier is not None and restart:
+            self._remove_study(earlier)
+            self.path.mkdir(exist_ok=True)
+        elif earlier is not None and earlier != self._text:
+            raise InputError(
+                f"holds an unfinished study of other inputs or settings "
+                f"({_difference(earlier, self._text)})",
+                source=self.path,
+                hint=_START_OVER,
+            )
+        for file in sorted(self.path.glob(_RESULT_FILES)):
+            if not _bears(file, self.fingerprint):
+                raise InputError("is not a result file of this study; move it away", source=file)
         write_text(description, self._text, force=True)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether an earlier run of this very study has left its description."""
+        return self._earlier() == self._text
+
+    def _earlier(self) -> str | None:
+        """The description that is there; None without one."""
+        path = self.path / _DESCRIPTION
+        if not os.path.lexists(path):
+            return None
+        try:
+            text = read_text(path)
+            description = json.loads(text)
+        except (SdsaError, ValueError, RecursionError):
+            description = None
+        if not isinstance(description, dict) or _VERSION_FIELD not in description:
+            raise InputError(
+                "is not the description of a study, or is damaged; move it away", source=path
+            )
+        return text
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other runs out of the folder for the time of the block.
+
+        Raises
+        ------
+        ValueError
+            Another run is at work in it, or it cannot be made.
+        """
+        folder = self._locked()
+        try:
+            yield
+        finally:
+            os.close(folder)
+            with contextlib.suppress(OSError):  # it has files, or is gone
+                self.path.rmdir()
+
+    def _locked(self) -> int:
+        """The open folder, locked; another run may remove it between the two."""
+        while True:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            except OSError as error:
+                raise InputError(f"cannot be made: {error.strerror}", source=self.path) from None
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(folder)
+                raise InputError("another run is at work in it", source=self.path) from None
+            except OSError:
+                return folder  # a file system without locks: nothing tells two runs apart
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(folder), self.path.stat()):
+                    return folder
+            os.close(folder)
 
     def remove(self) -> None:
         """Remove the result files, the description and, if nothing else is in it, the folder."""
-        for pattern in (_RESULT_FILES, ".layer-*.request-*.partial"):
-            for file in self.path.glob(pattern):
+        self._remove_study(self._text)
+
+    def _remove_study(self, description: str) -> None:
+        """Remove what bears the fingerprint of a described study, and the description, last."""
+        fingerprint = _fingerprint(description)
+        for file in self.path.glob(_RESULT_FILES):
+            if _bears(file, fingerprint):
                 file.unlink()
-        (self.path / _DESCRIPTION).unlink(missing_ok=True)
+        for file in self.path.glob(".layer-*.partial"):
+            if _PARTIAL.fullmatch(file.name) and file.is_file() and not file.is_symlink():
+                file.unlink()
+        path = self.path / _DESCRIPTION
+        with contextlib.suppress(InputError):
+            if self._earlier() == description:
+                path.unlink(missing_ok=True)
         if self.path.is_dir() and not any(self.path.iterdir()):
             self.path.rmdir()
 
@@ -99,8 +191,14 @@ class StudyFolder:
             self.remove()
 
     def has(self, layer: int, request: int) -> bool:
-        """Whether the unit is done."""
-        return self._path_of(layer, request).exists()
+        """Whether the unit is done: a damaged result file counts as none."""
+        if not self._path_of(layer, request).exists():
+            return False
+        try:
+            self.read(layer, request)
+        except _DamagedError:
+            return False
+        return True
 
     def write(self, layer: int, request: int, result: UnitResult) -> None:
         """Store a unit's result.
@@ -115,7 +213,7 @@ class StudyFolder:
             name: HeaderEntry(_DTYPES[tensor.dtype], tuple(tensor.shape), tensor.nbytes)
             for name, tensor in tensors.items()
         }
-        metadata = {_FINGERPRINT: self.fingerprint}
+        metadata = {_FINGERPRINT: self.fingerprint, _DIGEST: _digest(tensors)}
         with StreamedFile(self._path_of(layer, request), entries, metadata, tensors, force=True):
             pass  # every tensor is known from the start
 
@@ -129,13 +227,14 @@ class StudyFolder:
         """
         path = self._path_of(layer, request)
         with open_safetensors(path) as file:
-            if (file.metadata() or {}).get(_FINGERPRINT) != self.fingerprint:
+            metadata = file.metadata() or {}
+            if metadata.get(_FINGERPRINT) != self.fingerprint:
                 raise InputError(
-                    "is the result file of another study",
-                    source=path,
-                    hint=Hint("force", "to start over", True),
+                    "is the result file of another study", source=path, hint=_START_OVER
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if metadata.get(_DIGEST) != _digest(tensors):
+            raise _DamagedError("is damaged; the same call measures it again", source=path)
         return _from_tensors(tensors)
 
     def _path_of(self, layer: int, request: int) -> Path:
@@ -145,15 +244,23 @@ class StudyFolder:
 def describe_study(
     inputs: StudyInputs, settings: StudySettings, layers: Sequence[StudyLayer], device: str
 ) -> dict[str, Any]:
-    """What makes two runs the same study: inputs, their files, settings and the kind of device."""
-    files = {path for layer in layers for path in (layer.keys.tensor.path, *layer.queries.files)}
+    """What makes two runs the same study: all that a result depends on.
+
+    Inputs and settings, every file that is read (keys, lengths, query rows, requests, positions,
+    indices), the versions that compute, and the kind of device.
+    """
+    files = {path for named in (inputs.keys, inputs.queries) for path in source_files(named)}
     return {
-        "record_version": RECORD_VERSION,
+        _VERSION_FIELD: RECORD_VERSION,
         "device": device.partition(":")[0],
         "inputs": {name: _plain(value) for name, value in asdict(inputs).items()},
         "settings": {name: _plain(value) for name, value in asdict(settings).items()},
         "layers": [layer.name for layer in layers],
         "files": [_describe_file(path) for path in sorted(files)],
+        "versions": {
+            "sdsa": f"{__version__} {git_revision() or ''}".strip(),
+            "torch": installed_version("torch"),
+        },
     }
 
 
@@ -164,18 +271,49 @@ def _plain(value: Any) -> Any:
 
 
 def _describe_file(path: Path) -> list[Any]:
-    """Enough to notice that a file has changed, without reading all of it."""
-    status = path.stat()
-    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
+    """Enough to notice that a file has changed, even with its size and time kept."""
+    try:
+        status = path.stat()
+        with path.open("rb") as file:
+            content = _sample_hash(file, status.st_size)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", source=path) from None
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns, content]
+
+
+def _sample_hash(file: BinaryIO, size: int) -> str:
+    digest = hashlib.sha256()
+    if size <= _WHOLE_FILE_BYTES:
+        digest.update(file.read())
+        return digest.hexdigest()
+    header = int.from_bytes(file.read(8), "little")
+    digest.update(file.read(min(header, _WHOLE_FILE_BYTES)))
+    for spot in range(_SPOTS):
+        file.seek((size - _SPOT_BYTES) * spot // (_SPOTS - 1))
+        digest.update(file.read(_SPOT_BYTES))
+    return digest.hexdigest()
+
+
+def _fingerprint(description: str) -> str:
+    return hashlib.sha256(description.encode()).hexdigest()
+
+
+def _bears(file: Path, fingerprint: str) -> bool:
+    """Whether a study of this fingerprint made a file."""
+    return not file.is_symlink() and header_metadata(file).get(_FINGERPRINT) == fingerprint
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _difference(earlier: str, now: str) -> str:
-    try:
-        before, after = json.loads(earlier), json.loads(now)
-        names = [name for name in after if before.get(name) != after[name]]
-    except (ValueError, AttributeError):
-        return "its description is damaged"
-    return "different " + ", ".join(names)
+    before, after = json.loads(earlier), json.loads(now)
+    return "different " + ", ".join(name for name in after if before.get(name) != after[name])
 
 
 def _to_tensors(result: UnitResult) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -62,6 +63,7 @@ def run(
     workers: int | None = 1,
     force: bool = False,
     progress: Progress | None = None,
+    finish: Callable[[StudyReport], object] | None = None,
 ) -> StudyReport:
     """Study what formats and transforms of keys do to the top-k, layer by layer.
 
@@ -111,6 +113,9 @@ def run(
     progress : callable, optional
         Called in the first rank with the work done and all of its work, at the start and after each
         unit.
+    finish : callable, optional
+        Called in the first rank with the report once it is in the file, for what is made of it:
+        where that fails, the same call goes on from there.
 
     Returns
     -------
@@ -148,11 +153,18 @@ def run(
     device = _device_of_rank(device)
     study = open_study(inputs, settings, Path(output) / WORK_FOLDER, device)
     path = Path(output) / REPORT_NAME
-    if path.exists() and not force:
+    # A run that ended between its report and the pages made of it goes on as any other.
+    if path.exists() and not force and not study.folder.is_unfinished:
         raise InputError("exists already", source=path, hint=Hint("force", "to replace it", True))
-    with joined_ranks(device) as ranks:
+    with joined_ranks(device) as ranks, contextlib.ExitStack() as stack:
         processes = workers or _default_workers(ranks.count, device)
-        ranks.in_step(lambda: study.folder.prepare(restart=force) if ranks.is_first else None)
+
+        def prepare() -> None:
+            if ranks.is_first:
+                stack.enter_context(study.folder.held())
+                study.folder.prepare(restart=force)
+
+        ranks.in_step(prepare)
         _measure(study, ranks, processes, progress)
 
         def write() -> None:
@@ -160,6 +172,8 @@ def run(
                 seconds = time.monotonic() - started
                 timing = StudyTiming(seconds, ranks.count, ranks.joined_by, processes)
                 write_text(path, json_text(_report(study, timing)) + "\n", force=True)
+                if finish is not None:
+                    finish(StudyReport.read(path))
                 study.folder.remove()
 
         ranks.in_step(write)

@@ -39,7 +39,7 @@ from sdsa_quant.files.outputs import check_outputs, folders_made, refuse_inputs
 from sdsa_quant.study.inputs import DEFAULT_FORMATS
 
 from .limits import check_limits, check_validity, parse_limits
-from .pages import CSV_NAME, HTML_NAME, write_pages
+from .pages import CSV_NAME, HTML_NAME, refuse_foreign_pages, write_pages
 from .plots import require_matplotlib
 from .tables import study_tables
 
@@ -167,10 +167,10 @@ def study(
             workers=at_least_one("--workers", workers),
             force=force,
             progress=progress,
+            finish=lambda report: write_pages(output, report, with_plots=plots, force=force),
         )
     if os.environ.get("RANK", "0") != "0":
         return  # another process of torchrun writes and prints
-    write_pages(output, report, with_plots=plots)
     sink.publish(report, *study_tables(report), "", f"Report: {output / HTML_NAME}")
     check_validity(report)
     check_limits(report, limits)
@@ -195,5 +195,8 @@ def _check_outputs(folder: Path, inputs: Sequence[Path], *, force: bool) -> None
     from sdsa_quant.study.report import REPORT_NAME
 
     require_name("-o", str(folder))
-    check_outputs([folder / REPORT_NAME], inputs, force=force)
+    # Whether a report may be replaced is for the study to say, which may go on from it.
+    check_outputs([folder / REPORT_NAME], inputs, force=True)
     refuse_inputs([folder / CSV_NAME, folder / HTML_NAME], inputs)
+    if not force:
+        refuse_foreign_pages(folder)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sdsa_quant.errors import Hint, InputError
+
 from .html import study_html
-from .plots import study_plots
+from .plots import PLOTS, PNG_TITLE, study_plots
 
 if TYPE_CHECKING:
     from sdsa_quant.study.report import StudyReport
@@ -25,28 +28,69 @@ CSV_HEADINGS = (
 )  # fmt: skip
 
 
-def write_pages(folder: Path, report: StudyReport, *, with_plots: bool) -> Sequence[Path]:
+# What the pages begin with, or have within their first bytes: a file without it is someone else's.
+_MARKS = {
+    ".csv": f"{','.join(CSV_HEADINGS[:5])},".encode(),
+    ".html": b"<title>sdsa study</title>",
+    ".png": PNG_TITLE.encode(),
+}
+_MARKED_BYTES = 1024
+
+
+def write_pages(
+    folder: Path, report: StudyReport, *, with_plots: bool, force: bool = False
+) -> Sequence[Path]:
     """Write ``report.csv``, ``report.html`` and a PNG for each picture; returns their paths.
 
-    Each file appears whole or not at all, and replaces an earlier one.
+    Each file appears whole or not at all, and replaces that of an earlier study. Pictures of an
+    earlier study that this one does not have are removed.
 
     Raises
     ------
     InputError
-        A file cannot be written.
+        A file cannot be written, or is not a study's and `force` is false.
     """
     from sdsa_quant.files.atomic_file import AtomicFile, write_text
 
+    if not force:
+        refuse_foreign_pages(folder)
     plots = study_plots(report) if with_plots else {}
     written = [folder / CSV_NAME, folder / HTML_NAME]
     write_text(folder / CSV_NAME, study_csv(report), force=True)
     write_text(folder / HTML_NAME, study_html(report, plots), force=True)
-    for name, data in plots.items():
+    for name in PLOTS:
         path = folder / f"{name}.png"
-        with AtomicFile(path, force=True) as file:
-            file.write_at(0, data)
-        written.append(path)
+        if name in plots:
+            with AtomicFile(path, force=True) as file:
+                file.write_at(0, plots[name])
+            written.append(path)
+        elif path.exists() and _is_page(path):
+            path.unlink()
     return written
+
+
+def refuse_foreign_pages(folder: Path) -> None:
+    """Refuse to replace files that no study made.
+
+    Raises
+    ------
+    InputError
+        A page's name is taken by such a file, or by a symbolic link.
+    """
+    names = (CSV_NAME, HTML_NAME, *(f"{name}.png" for name in PLOTS))
+    for path in (folder / name for name in names):
+        if os.path.lexists(path) and not _is_page(path):
+            raise InputError(
+                "is not a page of a study", source=path, hint=Hint("force", "to replace it", True)
+            )
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a study made a file."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _MARKS[path.suffix] in file.read(_MARKED_BYTES)
 
 
 def study_csv(report: StudyReport) -> str:

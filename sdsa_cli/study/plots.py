@@ -31,6 +31,15 @@ _COLOURS = {
     "fp8": "#009E73",
 }
 _MARKERS = "osD^vP*X<>hp"
+PLOTS = (
+    "recall-by-layer",
+    "recall-by-bytes",
+    "recall-by-length",
+    "score-errors",
+    "channel-errors",
+    "block-magnitudes",
+)
+PNG_TITLE = "sdsa study"  # in the file, by which a picture is known to be a study's
 _DPI = 100
 _PANELS_PER_LINE = 4
 _WIDE = 10.0  # inches
@@ -58,16 +67,16 @@ def require_matplotlib() -> None:
 
 def study_plots(report: StudyReport) -> dict[str, bytes]:
     """PNG by file name without its suffix; pictures of what was not measured are left out."""
-    makers: dict[str, Callable[[StudyReport], Any]] = {
-        "recall-by-layer": plot_recall_by_layer,
-        "recall-by-bytes": plot_recall_by_bytes,
-        "recall-by-length": plot_recall_by_length,
-        "score-errors": plot_score_errors,
-        "channel-errors": plot_channel_errors,
-        "block-magnitudes": plot_block_magnitudes,
-    }
+    makers: tuple[Callable[[StudyReport], Any], ...] = (
+        plot_recall_by_layer,
+        plot_recall_by_bytes,
+        plot_recall_by_length,
+        plot_score_errors,
+        plot_channel_errors,
+        plot_block_magnitudes,
+    )
     plots = {}
-    for name, make in makers.items():
+    for name, make in zip(PLOTS, makers, strict=True):
         figure = make(report)
         if figure is not None:
             plots[name] = _png(figure)
@@ -77,7 +86,7 @@ def study_plots(report: StudyReport) -> dict[str, bytes]:
 def _png(figure: Any) -> bytes:
     data = io.BytesIO()
     # No software version in the file, so that the same study gives the same bytes.
-    figure.savefig(data, format="png", dpi=_DPI, metadata={"Software": None})
+    figure.savefig(data, format="png", dpi=_DPI, metadata={"Software": None, "Title": PNG_TITLE})
     return data.getvalue()
 
 

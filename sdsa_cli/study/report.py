@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sdsa_cli.options import examples
+from sdsa_cli.options import ForceFlag, examples
 from sdsa_cli.output import Output
 
 from .pages import write_pages
@@ -23,6 +23,7 @@ def report(
     plots: Annotated[
         bool, typer.Option("--plots/--no-plots", help="Draw pictures; needs matplotlib.")
     ] = True,
+    force: ForceFlag = False,
 ) -> None:
     """Make a study's table, pictures and page again from its report.json, and print its tables."""
     from sdsa_quant.study.report import StudyReport
@@ -31,5 +32,5 @@ def report(
     study_report = StudyReport.read(folder)
     if plots:
         require_matplotlib()
-    written = write_pages(folder, study_report, with_plots=plots)
+    written = write_pages(folder, study_report, with_plots=plots, force=force)
     Output().result(*study_tables(study_report), "", "Written: " + ", ".join(map(str, written)))

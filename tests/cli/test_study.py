@@ -444,7 +444,7 @@ def group_lives(group: int) -> bool:
 def test_an_unfinished_study_of_other_settings_is_refused(studies: Studies) -> None:
     work = studies.folder / "out" / "work"
     work.mkdir(parents=True)
-    (work / "study.json").write_text(json.dumps({"settings": "other"}))
+    (work / "study.json").write_text(json.dumps({"record_version": "1", "settings": "other"}))
     studies.run("out", "--formats", "nvfp4").fails_with(2, "unfinished study", "--force")
     studies.run("out", "--formats", "nvfp4", "--force").is_clean()
 

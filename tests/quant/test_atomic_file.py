@@ -211,3 +211,20 @@ def test_file_systems_without_hard_links(
         write_text(path, "mine")
     assert path.read_text() == ("theirs" if taken else "mine")
     assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_file_systems_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    path = tmp_path / "out"
+    # Nothing can tell whether a run still writes it.
+    (tmp_path / ".out.0123abcd.partial").write_text("another run's")
+    write_text(path, "first")
+    write_text(path, "second", force=True)
+    assert path.read_text() == "second"
+    assert names(tmp_path) == [".out.0123abcd.partial", "out"]

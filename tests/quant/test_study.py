@@ -143,7 +143,7 @@ def test_records_of_another_study_are_not_read(inputs: StudyInputs, tmp_path: Pa
 def test_a_damaged_description_is_refused(inputs: StudyInputs, tmp_path: Path) -> None:
     measured_study(inputs, SETTINGS, tmp_path / "work")
     (tmp_path / "work" / "study.json").write_text("{")
-    with pytest.raises(InputError, match="its description is damaged"):
+    with pytest.raises(InputError, match="is not the description of a study"):
         open_study(inputs, SETTINGS, tmp_path / "work").folder.prepare(restart=False)
 
 
