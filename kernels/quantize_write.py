@@ -30,6 +30,8 @@ from .checks import (
 )
 from .device import can_find
 from .problem import WriteProblem
+from .switches import checked_mode
+from .value_checks import check_slots, check_written_once
 
 _QUERY_ARGUMENTS = ("query", "query_rows", "packed_query", "query_scales")
 
@@ -82,7 +84,9 @@ def quantize_write_nvfp4(
         An argument is not a tensor or has the wrong dtype.
     ValueError
         A shape, stride, alignment or device is wrong, or some but not all of the query's arguments
-        are given.
+        are given. On a CPU, and with ``SDSA_CHECK=1`` in the environment on any device, also a slot
+        or query row that is past the last one; with that switch also one that occurs twice. The
+        switch reads device values, so such a call cannot be captured.
     RuntimeError
         The device cannot do it, or a first call, which compiles, is made inside a capture.
     """
@@ -92,10 +96,16 @@ def quantize_write_nvfp4(
         _check_no_query(query, query_rows, packed_query, query_scales)
     else:
         queries = _check_queries(key, query, query_rows, packed_query, query_scales)
-    if key_cache.device.type == "cpu":
-        _write_on_the_cpu(keys)
-        if queries is not None:
-            _write_on_the_cpu(queries)
+    halves = [(keys, "slots")] if queries is None else [(keys, "slots"), (queries, "query_rows")]
+    on_the_cpu, checked = key_cache.device.type == "cpu", checked_mode()
+    for rows, name in halves:
+        if on_the_cpu or checked:
+            check_slots(rows, name)
+        if checked:
+            check_written_once(rows, name)
+    if on_the_cpu:
+        for rows, _ in halves:
+            _write_on_the_cpu(rows)
         return
     if key_cache.device.type != "cuda" or not can_find("triton"):
         raise UnsupportedError(

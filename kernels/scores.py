@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 from .backends import choose_backend
 from .checks import check_scores_call
 from .plans import launch_again, remember, signature
+from .switches import checked_mode
 from .value_checks import check_device_values
 
 
@@ -70,7 +69,7 @@ def indexer_scores(
     RuntimeError
         No backend, or not the one asked for, can serve this call on this machine.
     """
-    checked_mode = "SDSA_CHECK" in os.environ and os.environ["SDSA_CHECK"] == "1"
+    checked = checked_mode()
     arguments = (
         query,
         key_cache,
@@ -81,10 +80,10 @@ def indexer_scores(
         query_scales,
         key_scales,
     )
-    if not checked_mode and launch_again(arguments, backend):
+    if not checked and launch_again(arguments, backend):
         return
     problem = check_scores_call(arguments)
-    if checked_mode:
+    if checked:
         check_device_values(problem)
     chosen = choose_backend(problem, backend)
     chosen.launch(problem)

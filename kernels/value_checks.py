@@ -1,4 +1,6 @@
-"""The opt-in checked mode (``SDSA_CHECK=1``): read lengths, requests and tables, and validate them.
+"""The opt-in checked mode (``SDSA_CHECK=1``): read what a call's indices say, and validate it.
+
+Lengths, requests and page numbers of a scoring call; slots and query rows of a write.
 
 It synchronizes with the device, so it is for debugging an engine and never for a graph.
 """
@@ -10,7 +12,7 @@ import torch
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import PAGE
 
-from .problem import ScoreProblem
+from .problem import ScoreProblem, WriteProblem
 
 
 def _first(mask: torch.Tensor) -> int:
@@ -64,3 +66,64 @@ def check_device_values(problem: ScoreProblem) -> None:
             f"block_table must hold pages 0 to {problem.key_cache.shape[0] - 1} below a group's "
             f"length, got {int(table[request, column])} at request {request}, block {column}"
         )
+
+
+def check_slots(rows: WriteProblem, name: str) -> None:
+    """Check that every index of a write lies in its output.
+
+    Parameters
+    ----------
+    rows : WriteProblem
+        The keys or the query rows of a call.
+    name : str
+        The argument that holds the indices: ``slots`` or ``query_rows``.
+
+    Raises
+    ------
+    ValueError
+        An index is past the last slot or row of its output.
+    """
+    room = _room(rows)
+    past = rows.index >= room
+    if bool(past.any()):
+        row = _first(past)
+        raise InputError(
+            f"{name} must be below {room}, the {_what(rows)}, or negative to be skipped, "
+            f"got {int(rows.index[row])} at index {row}"
+        )
+
+
+def check_written_once(rows: WriteProblem, name: str) -> None:
+    """Check that no slot or row is written twice, since which write stays is not defined.
+
+    Parameters
+    ----------
+    rows : WriteProblem
+        The keys or the query rows of a call.
+    name : str
+        The argument that holds the indices: ``slots`` or ``query_rows``.
+
+    Raises
+    ------
+    ValueError
+        An index that is not negative occurs twice.
+    """
+    index = rows.index.cpu()
+    ordered, order = index.sort(stable=True)
+    twice = (ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0)
+    if bool(twice.any()):
+        at = _first(twice)
+        raise InputError(
+            f"{name} must not repeat, got {int(ordered[at])} at index {int(order[at])} and at "
+            f"index {int(order[at + 1])}"
+        )
+
+
+def _room(rows: WriteProblem) -> int:
+    """Slots of a cache, or rows of packed query rows."""
+    return rows.codes.shape[0] * (PAGE if rows.codes.dim() == 3 else 1)
+
+
+def _what(rows: WriteProblem) -> str:
+    pages = rows.codes.shape[0]
+    return f"slots of {pages} pages" if rows.codes.dim() == 3 else "rows of packed_query"

@@ -8,7 +8,6 @@ warp-level kernel.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import warnings
@@ -19,13 +18,12 @@ import torch
 from sdsa_kernels.device import capability, multiprocessors, refuse_capture_before_warmup
 from sdsa_kernels.plans import addresses_of
 from sdsa_kernels.problem import ScoreProblem
+from sdsa_kernels.switches import TCGEN05, is_on
 from sdsa_kernels.testing.problems import exact_problem, with_tiled_scales
 from sdsa_quant.errors import DeviceLostError
 
 from .plans import plan_for
 from .variants import ARCHITECTURES, TILED_SCALES_VARIANT, warp_variant
-
-SWITCH = "SDSA_TCGEN05"
 
 # Every way in which a group can end, then enough keys that every CTA of a B300 (160 SMs) runs its
 # ring of stages around several times and that late CTAs follow; more than 32 groups.
@@ -51,7 +49,7 @@ def is_trusted(device: int, variant: str) -> bool:
     DeviceLostError
         A check on the device hangs, now or since an earlier call.
     """
-    if os.environ.get(SWITCH) == "0":
+    if not is_on(TCGEN05, default=True):
         return False
     if (device, variant) not in _verdicts:
         refuse_capture_before_warmup(device, "indexer_scores")
@@ -126,6 +124,6 @@ def _run(problem: ScoreProblem, variant: str) -> None:
         if time.monotonic() > deadline:
             raise DeviceLostError(
                 f"kernel {variant} has not ended after {_PATIENCE_SECONDS} s on {problem.device} "
-                f"and nothing can end it but the process: set {SWITCH}=0 to never use it"
+                f"and nothing can end it but the process: set {TCGEN05}=0 to never use it"
             )
         time.sleep(0.001)

@@ -29,9 +29,10 @@ from sdsa_kernels.device import (
 )
 from sdsa_kernels.plans import Plan, addresses_of
 from sdsa_kernels.problem import TILED_SCALES_REASON, ScoreProblem
+from sdsa_kernels.switches import interpreting
 from sdsa_quant.layout import BF16, NVFP4, PAGE
 
-from .launch import COMPILE_OPTIONS, direct_launch, has_gluon, interpreting, overlaps_launches
+from .launch import COMPILE_OPTIONS, direct_launch, has_gluon, overlaps_launches
 
 _LEAST_CAPABILITY = (8, 0)
 

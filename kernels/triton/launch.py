@@ -11,7 +11,6 @@ does a kernel's own end mean that all before it has ended, which its successor's
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +22,6 @@ _LEAST_OVERLAPPING_CAPABILITY = (9, 0)
 # Said at every launch, because Triton 3.9 warns where it is left to a default that will change.
 # Where a product is to be fused with a sum, the kernels say `fma`.
 COMPILE_OPTIONS = {"enable_fp_fusion": False}
-
-
-def interpreting() -> bool:
-    """Whether Triton kernels run in its interpreter, on CPU tensors."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 @functools.cache

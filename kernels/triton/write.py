@@ -9,8 +9,9 @@ import torch
 
 from sdsa_kernels.device import device_index, refuse_capture_before_warmup
 from sdsa_kernels.problem import WriteProblem
+from sdsa_kernels.switches import interpreting
 
-from .launch import COMPILE_OPTIONS, interpreting, overlaps_launches
+from .launch import COMPILE_OPTIONS, overlaps_launches
 from .quantize import quantize_write_kernel
 
 # H200, 2026-11, 1M BF16 keys: 91 us, as with any 8 to 64 rows and 1 to 8 warps; 159 with rows, four

@@ -16,7 +16,7 @@ from support.compiled_quantizing import compile_quantizing
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from sdsa_kernels.triton.launch import interpreting
+from sdsa_kernels.switches import interpreting
 
 pytestmark = [
     pytest.mark.skipif(interpreting(), reason="the interpreter compiles nothing"),

@@ -7,9 +7,10 @@ import torch
 
 from sdsa_kernels import plans
 from sdsa_kernels.cute import trust as cute_self_check
-from sdsa_kernels.cute.trust import SWITCH, is_trusted, known_reason_against
+from sdsa_kernels.cute.trust import is_trusted, known_reason_against
 from sdsa_kernels.cute.variants import ARCHITECTURES, TENSOR_CORE, TENSOR_CORE_VARIANTS
 from sdsa_kernels.device import capability
+from sdsa_kernels.switches import TCGEN05
 from sdsa_quant.formats.scale_order import linear_to_128x4
 from support.problems import UNTOUCHED, assert_scores, make_problem
 
@@ -24,7 +25,7 @@ def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip(f"needs an SM100 or SM103, this is an SM{found[0]}{found[1]}")
     pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
     monkeypatch.setattr(cute_self_check, "_verdicts", {})
-    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.delenv(TCGEN05, raising=False)
     plans.forget_all()
 
 
@@ -62,7 +63,7 @@ def test_the_switch_changes_no_bit_of_exact_scores(
 ) -> None:
     problem = make_problem([5000, 64], generator=generator, kind=kind, integers=True).to("cuda")
     scores = problem.run("cute").clone()
-    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv(TCGEN05, "0")
     plans.forget_all()
     problem.scores.fill_(UNTOUCHED)
     assert torch.equal(problem.run("cute"), scores)

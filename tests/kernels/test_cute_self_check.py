@@ -58,7 +58,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(cute_self_check, "refuse_capture_before_warmup", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "Event", _Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.delenv(cute_self_check.SWITCH, raising=False)
+    monkeypatch.delenv(cute_self_check.TCGEN05, raising=False)
     return ran
 
 
@@ -209,7 +209,7 @@ def test_a_compiler_that_cannot_make_it_is_no_reason_to_fail(
 def test_the_switch_says_no_without_asking(
     runs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(cute_self_check.SWITCH, "0")
+    monkeypatch.setenv(cute_self_check.TCGEN05, "0")
     assert not is_trusted(0, VARIANT)
     assert runs == []
 

@@ -115,3 +115,56 @@ def test_wrong_arguments_are_named(
     for name in ("key_cache", "packed_query"):
         if name not in changes:
             assert (call[name] == 0xA5).all(), "nothing is written before the checks are done"
+
+
+PAST = {
+    "slots": ([70, -1, 3, 128, 0], "slots must be below 128, the slots of.* 128 at index 3"),
+    "far-slot": ([2**40, 1, 2, 3, 4], f"slots must be below 128, .*got {2**40} at index 0"),
+    "query_rows": ([2, 4, 0], "query_rows must be below 4, the rows of packed.* 4 at index 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("index", "message"), PAST.values(), ids=PAST.keys())
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_an_index_past_the_output_is_named_and_nothing_written(
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    index: list[int],
+    message: str,
+    switch: str,
+) -> None:
+    monkeypatch.setenv("SDSA_CHECK", switch)
+    name = "slots" if len(index) == 5 else "query_rows"
+    call = arguments(generator, **{name: torch.tensor(index)})
+    with pytest.raises(InputError, match=message):
+        quantize_write_nvfp4(**call)
+    assert (call["key_cache"] == 0xA5).all()
+    assert (call["packed_query"] == 0xA5).all()
+
+
+TWICE = {
+    "slots": ([70, -1, 3, 127, 70], "slots must not repeat, got 70 at index 0 and at index 4"),
+    "slot-0": ([0, 0, 0, 5, 6], "slots must not repeat, got 0 at index 0 and at index 1"),
+    "query_rows": ([2, 1, 2], "query_rows must not repeat, got 2 at index 0 and at index 2"),
+}
+
+
+@pytest.mark.parametrize(("index", "message"), TWICE.values(), ids=TWICE.keys())
+def test_the_checked_mode_finds_an_index_that_occurs_twice(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, index: list[int], message: str
+) -> None:
+    monkeypatch.setenv("SDSA_CHECK", "yes")
+    name = "slots" if len(index) == 5 else "query_rows"
+    call = arguments(generator, **{name: torch.tensor(index)})
+    with pytest.raises(InputError, match=message):
+        quantize_write_nvfp4(**call)
+    assert (call["key_cache"] == 0xA5).all()
+
+
+def test_the_checked_mode_accepts_what_is_skipped_twice(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SDSA_CHECK", "1")
+    call = arguments(generator, slots=torch.tensor([-1, -1, 3, 127, 0]))
+    quantize_write_nvfp4(**call)
+    assert torch.equal(call["key_cache"][0, 3], quantize_nvfp4(call["key"])[0][2])

@@ -12,8 +12,9 @@ from support.compiled_quantizing import compile_quantizing
 triton = pytest.importorskip("triton", reason="triton is not installed")
 pytest.importorskip("triton.experimental.gluon", reason="this Triton has no Gluon")
 
+from sdsa_kernels.switches import interpreting  # noqa: E402
 from sdsa_kernels.triton.backend import _TUNING  # noqa: E402
-from sdsa_kernels.triton.launch import COMPILE_OPTIONS, has_gluon, interpreting  # noqa: E402
+from sdsa_kernels.triton.launch import COMPILE_OPTIONS, has_gluon  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not has_gluon(), reason="Triton before 3.6"),
