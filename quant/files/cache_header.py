@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sdsa_quant.errors import InputError
-from sdsa_quant.formats.nvfp4 import AMAX_OVER_6
-from sdsa_quant.formats.nvfp4 import RULES as SCALE_RULES
+from sdsa_quant.formats.nvfp4 import AMAX_OVER_6, FOUR_OVER_SIX
 from sdsa_quant.formats.scale_order import LINEAR, SCALE_ORDERS, TILED
 from sdsa_quant.formats.transforms import (
     CENTERS,
@@ -29,6 +28,7 @@ FORMAT = "sdsa-cache"
 VERSION = "1"
 TRANSFORMED_VERSION = "2"
 NIBBLE_ORDER = "low-first"
+SCALE_RULES = (AMAX_OVER_6, FOUR_OVER_SIX)
 RULES = {NVFP4: SCALE_RULES, BF16: (NONE,)}
 
 INTERLEAVED = "interleaved"

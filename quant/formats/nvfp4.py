@@ -10,6 +10,10 @@ and with ``e4m3(amax / 4)``, and keeps the one whose decoded values have the sma
 the former where both are equal. Scaled to 4, a block leaves code 6 unused, but has a level at 3/4
 of its largest magnitude, in the widest gap of one scaled to 6 ("Four Over Six", Cook et al., 2025).
 Bytes and decoding are the same.
+
+The rule ``search`` tries every scale that makes sense (`scale_search`); ``covariance`` chooses the
+codes and scales of a whole key by what its error does to the scores of a layer's query rows
+(`covariance`), and needs their covariance. docs/reference/rules.md has all of it step by step.
 """
 
 from __future__ import annotations
@@ -19,18 +23,29 @@ from functools import partial
 import torch
 
 from sdsa_quant.errors import DtypeError, InputError
-from sdsa_quant.layout import BLOCK, E2M1_MAX, E4M3_MAX
+from sdsa_quant.layout import BLOCK, DIM, E2M1_MAX, E4M3_MAX
 
 from . import e2m1, e4m3
-from .blocks import passes, quantize_blocks
+from .blocks import passes, quantize_blocks, require_block_values
+from .covariance import improve_keys
+from .rule_weights import RuleWeights
+from .scale_search import best_scales, inverse_of
 
 NONFINITE_CHOICES = ("error", "saturate")
 NONFINITE_MESSAGE = "values must be finite (or nonfinite='saturate' given), got NaN or infinity"
 
 AMAX_OVER_6 = "amax/6"
 FOUR_OVER_SIX = "4over6"
-RULES = (AMAX_OVER_6, FOUR_OVER_SIX)
+SEARCH = "search"
+COVARIANCE = "covariance"
+UNCALIBRATED_RULES = (AMAX_OVER_6, FOUR_OVER_SIX, SEARCH)
+RULES = (*UNCALIBRATED_RULES, COVARIANCE)
 _SMALLER_CODE = 4.0  # what 4over6 may scale a block's largest magnitude to
+
+# How many to work on at a time, so that the temporaries stay in a CPU's caches: 2 cores, 2026-12.
+_BLOCKS_OF_A_SEARCH = 1 << 13
+_KEYS_OF_A_DESCENT = 1 << 11
+_CUDA_KEYS_OF_A_DESCENT = 1 << 17
 
 # The bits of a magnitude compare like the magnitude, and integer maxima are 4 times faster.
 _BITS: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
@@ -42,7 +57,11 @@ _BITS: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
 
 
 def quantize_nvfp4(
-    values: torch.Tensor, *, nonfinite: str = "error", rule: str = AMAX_OVER_6
+    values: torch.Tensor,
+    *,
+    nonfinite: str = "error",
+    rule: str = AMAX_OVER_6,
+    weights: RuleWeights | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``codes, scales`` of `values`, bit for bit as the module's docstring says.
 
@@ -54,7 +73,10 @@ def quantize_nvfp4(
         ``"error"`` refuses NaN and infinities. ``"saturate"`` does what the hardware does: NaN does
         not count towards ``amax`` and gets code +6, an infinity saturates scale and code.
     rule : str
-        ``"amax/6"`` or ``"4over6"``: how a block's scale is chosen.
+        ``"amax/6"``, ``"4over6"``, ``"search"`` or ``"covariance"``: how codes and scales are
+        chosen. The last is for keys and query rows, ``n`` = 128.
+    weights : RuleWeights, optional
+        What the rule ``"covariance"`` weighs errors with, and no other rule takes.
 
     Returns
     -------
@@ -68,14 +90,22 @@ def quantize_nvfp4(
     TypeError
         `values` has another dtype.
     ValueError
-        ``n`` is not a multiple of 16, `nonfinite` or `rule` is unknown, or `values` are not finite
-        and `nonfinite` is ``"error"``.
+        ``n`` is not a multiple of 16, `nonfinite` or `rule` is unknown, `weights` are missing or
+        not for this rule, or `values` are not finite and `nonfinite` is ``"error"``.
     """
     if nonfinite not in NONFINITE_CHOICES:
         raise InputError(f"nonfinite must be one of {NONFINITE_CHOICES}, got {nonfinite!r}")
     if rule not in RULES:
         raise InputError(f"rule must be one of {RULES}, got {rule!r}")
-    quantize_pass = _quantize_blocks if rule == AMAX_OVER_6 else _quantize_blocks_twice
+    if (weights is not None) != (rule == COVARIANCE):
+        raise InputError(f"weights must be given for the rule {COVARIANCE} and for no other")
+    if weights is not None:
+        return _quantize_keys(values, weights, nonfinite)
+    quantize_pass = {
+        AMAX_OVER_6: _quantize_blocks,
+        FOUR_OVER_SIX: _quantize_blocks_twice,
+        SEARCH: _quantize_blocks_at_best_scales,
+    }[rule]
     return quantize_blocks(
         values, BLOCK, torch.float8_e4m3fn, partial(quantize_pass, nonfinite=nonfinite)
     )
@@ -143,6 +173,51 @@ def _quantize_blocks_twice(
     codes.copy_(torch.where(better.unsqueeze(-1), other_codes, codes))
     scale_bytes = scales.view(torch.uint8)
     scale_bytes.copy_(torch.where(better, other_scales.view(torch.uint8), scale_bytes))
+
+
+def _quantize_blocks_at_best_scales(
+    blocks: torch.Tensor,
+    workspace: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    *,
+    nonfinite: str,
+) -> None:
+    """`_quantize_blocks` by the rule ``search``."""
+    _quantize_blocks(blocks, workspace, codes, scales, nonfinite=nonfinite)
+    scale_bytes = scales.view(torch.uint8)
+    for start in range(0, blocks.shape[0], _BLOCKS_OF_A_SEARCH):
+        part = slice(start, start + _BLOCKS_OF_A_SEARCH)
+        columns = blocks[part].T.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+        magnitudes = columns.abs_().unsqueeze(0)
+        base = scale_bytes[part].to(torch.int32).unsqueeze(0)
+        scale_bytes[part] = best_scales(magnitudes, base)[0].to(torch.uint8)
+    count = blocks.numel()
+    scaled = workspace[:count].view(torch.float32).view(blocks.shape)
+    scaled.copy_(blocks).mul_(inverse_of(scales.float()).unsqueeze(-1))
+    if nonfinite != "error":
+        scaled.masked_fill_(blocks.isnan(), E2M1_MAX)
+    e2m1.pack_in_place(e2m1.encode_in_place(scaled, workspace[count : 3 * count]), codes)
+
+
+def _quantize_keys(
+    values: torch.Tensor, weights: RuleWeights, nonfinite: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`quantize_nvfp4` by the rule ``covariance``."""
+    require_block_values(values, BLOCK)
+    if values.shape[-1] != DIM:
+        raise InputError(
+            f"values must be [..., {DIM}] for the rule {COVARIANCE}, got {list(values.shape)}"
+        )
+    codes, scales = quantize_nvfp4(values, nonfinite=nonfinite)
+    weights = weights.to(values.device)
+    keys, key_codes = values.reshape(-1, DIM), codes.view(-1, DIM // 2)
+    key_scales = scales.view(-1, DIM // BLOCK)
+    step = _KEYS_OF_A_DESCENT if values.device.type == "cpu" else _CUDA_KEYS_OF_A_DESCENT
+    for start in range(0, keys.shape[0], step):
+        part = slice(start, start + step)
+        improve_keys(keys[part].float(), weights, key_codes[part], key_scales[part])
+    return codes, scales
 
 
 def _squared_errors(

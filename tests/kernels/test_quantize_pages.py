@@ -7,12 +7,12 @@ import torch
 
 from sdsa_kernels.quantize_write import quantize_keys
 from sdsa_quant.errors import InputError
-from sdsa_quant.formats.nvfp4 import RULES, quantize_nvfp4
+from sdsa_quant.formats.nvfp4 import UNCALIBRATED_RULES, quantize_nvfp4
 from support.problems import gaussian_values
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 200])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", UNCALIBRATED_RULES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_same_bits(generator: torch.Generator, count: int, rule: str, dtype: torch.dtype) -> None:
     values = gaussian_values((2 * count, 128), generator).to(dtype)[::2]
