@@ -187,9 +187,9 @@ def test_exact_zero_saturated_and_not_finite(generator: torch.Generator, rule: s
     hard = torch.randn(4, 128, generator=generator)
     hard[0], hard[1, 3], hard[2, 7] = 1e30, torch.inf, torch.nan
     hard[3] = 3e38
-    made = quantize_nvfp4(hard, rule=rule, weights=weights, nonfinite="saturate")
-    assert bool((made[1].view(torch.uint8) <= 0x7E).all()), "a scale is never NaN"
-    plain = quantize_nvfp4(hard, nonfinite="saturate")
+    stored = quantize_nvfp4(hard, rule=rule, weights=weights, nonfinite="saturate")
+    assert bool((stored[1].view(torch.uint8) <= 0x7E).all()), "a scale is never NaN"
+    expected = quantize_nvfp4(hard, nonfinite="saturate")
     for made, plain in zip(stored, expected, strict=True):
         assert torch.equal(made.view(torch.uint8)[[0, 3]], plain.view(torch.uint8)[[0, 3]])
     with pytest.raises(InputError, match="must be finite"):
