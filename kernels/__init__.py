@@ -3,5 +3,13 @@
 from .backends import backend_names
 from .quantize_write import quantize_write_nvfp4
 from .scores import indexer_scores
+from .selection.indexer import indexer_top_k
+from .selection.select import select_top_k
 
-__all__ = ["backend_names", "indexer_scores", "quantize_write_nvfp4"]
+__all__ = [
+    "backend_names",
+    "indexer_scores",
+    "indexer_top_k",
+    "quantize_write_nvfp4",
+    "select_top_k",
+]

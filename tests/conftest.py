@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.register_assert_rewrite("kernels.contract", "support")
+pytest.register_assert_rewrite("kernels.contract", "kernels.selection_contract", "support")
 
 # A shell that starts the tests in the background ignores SIGINT for them, and their children would
 # inherit that; interrupting such a child is what some tests are about.
