@@ -7,6 +7,7 @@ some lanes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,65 +22,113 @@ from emulator.machine.outcomes import Wait
 from emulator.syntax.module import Immediate, Register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from emulator.machine.execution import Cta, Warp
 
 
+@dataclass(eq=False)
+class Copy:
+    """The copies of one instruction.
+
+    Attributes
+    ----------
+    operation : AsyncOperation
+    mark : int
+        Of the race detector, on the bytes that they write.
+    targets : numpy array [32, bytes]
+        The indices of these bytes, by lane.
+    unseen : bool [32]
+        Lanes whose copies these are and that have not waited for them.
+    epochs : numpy array [32]
+        In which the arrival of each lane comes that is the first to tell of them; 0 without one.
+    """
+
+    operation: AsyncOperation
+    mark: int
+    targets: np.ndarray
+    unseen: np.ndarray
+    epochs: np.ndarray = field(default_factory=lambda: np.zeros(32, np.uint32))
+
+
+# Copies with the lanes that take part.
+Copies = list[tuple[Copy, np.ndarray]]
+
+
 @dataclass
 class Group:
-    """Copies that some lanes committed together: operations with the lanes that take part."""
+    """Copies that some lanes committed together."""
 
     lanes: np.ndarray
-    copies: list[tuple[AsyncOperation, np.ndarray]] = field(default_factory=list)
+    copies: Copies = field(default_factory=list)
 
     def is_done(self, lanes: np.ndarray) -> bool:
         """Whether the copies of some lanes are complete."""
-        return all(operation.done or not (lanes & who).any() for operation, who in self.copies)
+        return all(copy.operation.done or not (lanes & who).any() for copy, who in self.copies)
 
 
 class CopyGroups:
-    """The copies of a CTA's warps: those not committed, groups, and all that are not done."""
+    """The copies of a CTA's warps: those not committed, groups, and all not waited for."""
 
     def __init__(self, cta: Cta) -> None:
-        self._uncommitted: list[list[tuple[AsyncOperation, np.ndarray]]] = [[] for _ in cta.warps]
+        self._cta = cta
+        self._uncommitted: list[Copies] = [[] for _ in cta.warps]
         self._groups: list[list[Group]] = [[] for _ in cta.warps]
-        self._pending: list[list[tuple[AsyncOperation, np.ndarray]]] = [[] for _ in cta.warps]
+        self._unseen: list[list[Copy]] = [[] for _ in cta.warps]
 
-    def add(self, warp: Warp, operation: AsyncOperation, lanes: np.ndarray) -> None:
-        """Lanes started a copy."""
-        self._uncommitted[warp.index].append((operation, lanes))
-        self._pending[warp.index].append((operation, lanes))
+    def add(self, warp: Warp, copy: Copy) -> None:
+        """Lanes started copies."""
+        self._uncommitted[warp.index].append((copy, copy.unseen.copy()))
+        self._unseen[warp.index].append(copy)
 
     def commit(self, warp: Warp, lanes: np.ndarray) -> None:
         """Lanes commit what they started into a group."""
         group = Group(lanes.copy())
         left = []
-        for operation, who in self._uncommitted[warp.index]:
-            group.copies.append((operation, who & lanes))
+        for copy, who in self._uncommitted[warp.index]:
+            group.copies.append((copy, who & lanes))
             if (who & ~lanes).any():
-                left.append((operation, who & ~lanes))
+                left.append((copy, who & ~lanes))
         self._uncommitted[warp.index] = left
-        groups = self._groups[warp.index]
-        groups.append(group)
-        while groups and groups[0].is_done(groups[0].lanes):
-            del groups[0]
+        self._groups[warp.index].append(group)
 
-    def is_done(self, warp: Warp, lanes: np.ndarray, newest: int) -> bool:
-        """Whether all but the newest groups of each of some lanes are complete."""
+    def waits(
+        self, warp: Warp, lanes: np.ndarray, newest: int
+    ) -> Iterator[tuple[Group, np.ndarray]]:
+        """All but the newest groups of each of some lanes, with those lanes."""
         later = np.zeros(32, int)
         for group in reversed(self._groups[warp.index]):
             waits = group.lanes & lanes & (later >= newest)
-            if waits.any() and not group.is_done(waits):
-                return False
+            if waits.any():
+                yield group, waits
             later += group.lanes
-        return True
 
-    def pending(self, warp: Warp, lanes: np.ndarray) -> list[AsyncOperation]:
-        """Copies of some lanes that are not done."""
-        pending = [(op, who) for op, who in self._pending[warp.index] if not op.done]
-        self._pending[warp.index] = pending
-        return [op for op, who in pending if (who & lanes).any()]
+    def is_done(self, warp: Warp, lanes: np.ndarray, newest: int) -> bool:
+        """Whether what lanes wait for is complete."""
+        return all(group.is_done(waits) for group, waits in self.waits(warp, lanes, newest))
+
+    def finish(self, warp: Warp, lanes: np.ndarray, newest: int) -> None:
+        """Lanes have waited: they know what they copied."""
+        epoch = self._cta.clocks.epochs[warp.index]
+        for group, waits in self.waits(warp, lanes, newest):
+            for copy, who in group.copies:
+                self.see(warp, copy, who & waits, epoch)
+        groups = self._groups[warp.index]
+        while groups and not any((who & copy.unseen).any() for copy, who in groups[0].copies):
+            del groups[0]
+
+    def see(self, warp: Warp, copy: Copy, lanes: np.ndarray, epoch: int) -> None:
+        """Lanes know, from an epoch on, of their part of some copies."""
+        seen = np.flatnonzero(copy.unseen & lanes)
+        epochs = np.where(copy.epochs > 0, copy.epochs, epoch)[seen]
+        self._cta.races.end_copies(copy.mark, copy.targets[seen], warp, seen, epochs)
+        copy.unseen[seen] = False
+
+    def unseen(self, warp: Warp, lanes: np.ndarray) -> list[Copy]:
+        """Copies of some lanes that have not waited for them."""
+        unseen = [copy for copy in self._unseen[warp.index] if copy.unseen.any()]
+        self._unseen[warp.index] = unseen
+        return [copy for copy in unseen if (copy.unseen & lanes).any()]
 
 
 @instruction("cp.async.ca", "cp.async.cg")
@@ -104,15 +153,25 @@ def compile_cp_async(op: Decoder) -> Closure:
         _check_alignment(targets, size.value)
         _check_alignment(sources, size.value)
         sizes = kept(warp, mask, len(targets))
-        steps, reads, writes = _plan(warp, targets, sources, sizes, size.value, resolver, mask)
-        warp.cta.races.write(
-            warp.index, targets.astype(np.uint64), size.value, np.flatnonzero(warp.lanes(mask))
+        steps, reads, writes, undefined = _plan(
+            warp, targets, sources, sizes, size.value, resolver, mask
         )
+        races, lanes = warp.cta.races, warp.lanes(mask).copy()
+        races.write(warp.index, targets.astype(np.uint64), size.value, np.flatnonzero(lanes))
         operation = AsyncOperation(
-            name, steps, _nothing, reads=reads, writes=writes, async_proxy=False
+            name,
+            steps,
+            _nothing,
+            reads=reads,
+            writes=writes,
+            async_proxy=False,
+            undefined=undefined,
         )
         warp.cta.submit(operation, warp)
-        warp.cta.extension(CopyGroups).add(warp, operation, warp.lanes(mask).copy())
+        where = np.zeros((32, size.value), np.int64)
+        where[lanes] = targets[:, None] + np.arange(size.value)
+        mark = races.begin_copies(where[lanes])
+        warp.cta.extension(CopyGroups).add(warp, Copy(operation, mark, where, lanes))
 
     return run
 
@@ -146,7 +205,8 @@ def _check_alignment(addresses: np.ndarray, size: int) -> None:
         raise Misaligned(f"address {int(addresses[wrong][0]):#x} is no multiple of {size}")
 
 
-Step = tuple[list["Callable[[], None]"], list[Bytes], list[Bytes]]
+# What moves bytes, what they are read from, where they are written, which of these are undefined.
+Plan = tuple[list["Callable[[], None]"], list[Bytes], list[Bytes], "Callable[[], list[np.ndarray]]"]
 
 
 def _plan(
@@ -157,11 +217,12 @@ def _plan(
     size: int,
     resolver: Resolver,
     mask: Mask,
-) -> Step:
-    """The steps of an instruction's copies, what they read and what they write."""
+) -> Plan:
+    """The steps of an instruction's copies."""
     shared = warp.cta.shared
     steps: list[Callable[[], None]] = []
     reads, writes = [], []
+    flags: list[Callable[[], np.ndarray]] = []
     within = np.arange(size)
     # Lanes of one size and region go together, in two steps.
     for kept in np.unique(sizes).tolist():
@@ -169,6 +230,7 @@ def _plan(
         if kept == 0:
             zeros = shared.bytes_at(targets[chosen, None] + within)
             writes.append(zeros)
+            flags.append(partial(np.zeros, len(targets[chosen]) * size, bool))
             steps.append(_fill(zeros))
             continue
         for region, addresses, subset in resolver.pieces(warp, sources[chosen], mask):
@@ -181,8 +243,9 @@ def _plan(
                 target = shared.bytes_at(targets[lanes[half], None] + within)
                 reads.append(source)
                 writes.append(target)
+                flags.append(lambda source=source, kept=kept: _padded(source.undefined, kept, size))
                 steps.append(_copy(source, target, kept, size))
-    return steps, reads, writes
+    return steps, reads, writes, lambda: [each() for each in flags]
 
 
 def _fill(target: Bytes) -> Callable[[], None]:
@@ -190,13 +253,14 @@ def _fill(target: Bytes) -> Callable[[], None]:
 
 
 def _copy(source: Bytes, target: Bytes, kept: int, size: int) -> Callable[[], None]:
-    def run() -> None:
-        loaded = source.load()
-        if kept < size:
-            loaded = np.pad(loaded.reshape(-1, kept), ((0, 0), (0, size - kept))).reshape(-1)
-        target.store(loaded)
+    return lambda: target.store(_padded(source.load(), kept, size))
 
-    return run
+
+def _padded(loaded: np.ndarray, kept: int, size: int) -> np.ndarray:
+    """Zeros behind every `kept` bytes."""
+    if kept == size:
+        return loaded
+    return np.pad(loaded.reshape(-1, kept), ((0, 0), (0, size - kept))).reshape(-1)
 
 
 @instruction("cp.async.commit_group")
@@ -226,9 +290,13 @@ def compile_wait_group(op: Decoder) -> Closure:
         if waits_all:
             groups.commit(warp, lanes)
         if groups.is_done(warp, lanes, newest):
+            groups.finish(warp, lanes, newest)
             return None
         return Wait(
-            lambda: groups.is_done(warp, lanes, newest), False, "waits for groups of copies"
+            lambda: groups.is_done(warp, lanes, newest),
+            False,
+            "waits for groups of copies",
+            lambda: groups.finish(warp, lanes, newest),
         )
 
     return run
@@ -248,11 +316,19 @@ def compile_mbarrier_arrive(op: Decoder) -> Closure:
             for barrier in barriers:
                 barrier.expect_arrival()
 
+        groups, lanes = warp.cta.extension(CopyGroups), warp.lanes(mask).copy()
+        copies, epoch = groups.unseen(warp, lanes), warp.cta.clocks.epochs[warp.index]
+        for copy in copies:
+            copy.epochs[(copy.epochs == 0) & lanes] = epoch
+
         def arrive() -> None:
+            for copy in copies:
+                groups.see(warp, copy, lanes, epoch)
             for barrier in barriers:
                 barrier.arrive()
 
-        earlier = warp.cta.extension(CopyGroups).pending(warp, warp.lanes(mask))
+        earlier = [copy.operation for copy in copies if not copy.operation.done]
         warp.cta.submit(AsyncOperation(name, [], arrive, after=earlier, async_proxy=False), warp)
+        warp.cta.clocks.begin_epoch(warp)
 
     return run

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emulator.errors import Misaligned, MissingProxyFence, UnwrittenRead
+from emulator.errors import Misaligned, UnwrittenRead
 from emulator.instructions.mbarriers import BarrierOperand, MBarrier, MBarriers
 from emulator.instructions.registry import Closure, Decoder, Mask, instruction
 from emulator.machine.execution import AsyncOperation
-from emulator.machine.memory import UNWRITTEN, Bytes
+from emulator.machine.memory import Bytes
+from emulator.machine.registers import UNDEFINED
 from emulator.syntax.ptx_types import TYPE_BITS
 from emulator.tcgen05.tensor_core import thread_of
 
@@ -36,19 +37,10 @@ SHARED_SPACES = ("shared::cluster", "shared::cta")
 
 
 class Arrival:
-    """Reports the bytes of one copy to its mbarrier, piece by piece.
-
-    A copy accesses its mbarrier through the generic proxy; still the ISA's examples have a fence
-    between initialization and use. Without one that is a note, and an error where `strict`.
-    """
+    """Reports the bytes of one copy to its mbarrier, piece by piece."""
 
     def __init__(self, cta: Cta, barrier: MBarrier, size: int) -> None:
-        try:
-            barrier.check_visible_to_async_proxy()
-        except MissingProxyFence:
-            if cta.launch.strict:
-                raise
-            cta.launch.notes["mbarrier.init -> bulk copy without a fence"] += 1
+        barrier.note_asynchronous_use("bulk copy")
         self._barrier = barrier
         self._left = size
 
@@ -118,6 +110,7 @@ def submit_load(
     target: Bytes,
     pieces: Sequence[tuple[Callable[[], None], int]],
     barrier: MBarrier,
+    undefined: Callable[[], np.ndarray],
 ) -> None:
     """Start a copy to shared memory.
 
@@ -135,6 +128,8 @@ def submit_load(
         What moves a piece, and the piece's bytes.
     barrier : MBarrier
         Told of every piece.
+    undefined : callable
+        Which bytes of the target are undefined, where some of the source are.
     """
     arrival = Arrival(warp.cta, barrier, sum(size for _, size in pieces))
 
@@ -146,8 +141,17 @@ def submit_load(
         return run
 
     steps = [step(move, size) for move, size in pieces]
-    operation = AsyncOperation(name, steps, arrival.complete, reads=source, writes=[target])
+    operation = AsyncOperation(
+        name,
+        steps,
+        arrival.complete,
+        reads=source,
+        writes=[target],
+        source=barrier.source,
+        undefined=lambda: [undefined()],
+    )
     warp.cta.submit(operation, warp)
+    warp.cta.clocks.begin_epoch(warp)
 
 
 @instruction("cp.async.bulk")
@@ -201,7 +205,8 @@ def _start_load(warp: Warp, name: str, to: int, start: int, length: int, barrier
         (move(piece), (piece.stop - piece.start) * UNIT)
         for piece in (split(cta, length // UNIT) if length else [])
     ]
-    submit_load(warp, name, [source], target, pieces, cta.extension(MBarriers).at(barrier))
+    found = cta.extension(MBarriers).at(barrier)
+    submit_load(warp, name, [source], target, pieces, found, lambda: source.undefined)
 
 
 def _compile_store(op: Decoder, reduction: tuple[str, str] | None) -> Closure:
@@ -242,23 +247,23 @@ def stores(
 
 def delivery(
     place: Bytes, reduction: tuple[str, str] | None
-) -> tuple[list[Bytes], Callable[[np.ndarray], None]]:
+) -> tuple[list[Bytes], Callable[[np.ndarray, np.ndarray], None]]:
     """How bytes reach a place in global memory, and what nobody may touch meanwhile.
 
     Reductions of the same place may be in flight together, each atomic for itself; so nothing is
     marked.
     """
-    if reduction is None:
-        return [place], place.store
-    operation, type_name = reduction
 
-    def reduce(data: np.ndarray) -> None:
-        region = place.region
-        if (region.shadow[place.where] & UNWRITTEN).any():
-            raise UnwrittenRead(f"{region.name}: a reduction of bytes that nothing has written")
-        place.store(reduce_bytes(operation, type_name, place.load(), data))
+    def deliver(data: np.ndarray, undefined: np.ndarray) -> None:
+        if undefined.any():
+            raise UnwrittenRead(f"{place.region.name}: what is stored depends on {UNDEFINED}")
+        if reduction is not None:
+            if place.undefined.any():
+                raise UnwrittenRead(f"{place.region.name}: a reduction of bytes of {UNDEFINED}")
+            data = reduce_bytes(*reduction, place.load(), data)
+        place.store(data)
 
-    return [], reduce
+    return [place] if reduction is None else [], deliver
 
 
 @instruction("cp.reduce.async.bulk")

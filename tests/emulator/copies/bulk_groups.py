@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from emulator.instructions.registry import Closure, Decoder, Mask, instruction
+from emulator.machine.convergence import EACH_LANE
 from emulator.machine.execution import AsyncOperation
 from emulator.machine.outcomes import Wait
 from emulator.syntax.module import Immediate
@@ -45,25 +46,12 @@ class _Group:
 
     reading: int = 0
     writing: int = 0
+    told: np.ndarray | None = None  # the clock of what has been read
 
     def start(self) -> None:
         """Take an operation in."""
         self.reading += 1
         self.writing += 1
-
-    def has_read(self) -> None:
-        """One of the operations has read its source."""
-        self.reading -= 1
-
-    def has_written(self) -> None:
-        """One of the operations is complete."""
-        self.writing -= 1
-
-
-def _all(groups: Sequence[_Group], tell: Callable[[_Group], None]) -> None:
-    """Tell several groups."""
-    for group in groups:
-        tell(group)
 
 
 class BulkGroups:
@@ -81,7 +69,7 @@ class BulkGroups:
         name: str,
         source: Bytes,
         targets: Sequence[Bytes],
-        deliver: Callable[[np.ndarray], None],
+        deliver: Callable[[np.ndarray, np.ndarray], None],
     ) -> None:
         """Start a store of a thread, or the same store of several threads of a warp at once.
 
@@ -98,28 +86,44 @@ class BulkGroups:
         targets : sequence of Bytes
             What nobody may touch until it is complete.
         deliver : callable
-            Puts the bytes of the source where they belong.
+            Puts the bytes of the source where they belong; gets which of them are undefined too.
         """
         groups = [self._open.setdefault(thread, _Group()) for thread in threads]
         for group in groups:
             group.start()
+        clocks = self._cta.clocks
+
+        def has_read() -> None:
+            for group in groups:
+                group.reading -= 1
+                group.told = clocks.operation
+
+        def has_written() -> None:
+            for group in groups:
+                group.writing -= 1
+
         held: list[np.ndarray] = []
+
+        def read() -> None:
+            held.extend((source.load(), source.undefined))
+
         reading = AsyncOperation(
             name,
-            [lambda: held.append(source.load())],
-            complete=lambda: _all(groups, _Group.has_read),
+            [read],
+            complete=has_read,
             reads=[source],
             queue=("bulk reads", threads[0]),
+            source=clocks.reading_source(("bulk", threads[0])),
         )
 
         def write() -> None:
             self._finish(reading)
-            deliver(held[0])
+            deliver(*held)
 
         writing = AsyncOperation(
             name,
             [write],
-            complete=lambda: _all(groups, _Group.has_written),
+            complete=has_written,
             writes=targets,
             queue=("bulk writes", threads[0]),
             must_finish=False,
@@ -138,13 +142,26 @@ class BulkGroups:
         group = self._open.pop(thread, None)
         self._committed.setdefault(thread, []).append(group or _Group())
 
+    def _older(self, thread: int, recent: int) -> list[_Group]:
+        """All groups of a thread but the `recent` last ones."""
+        groups = self._committed.get(thread, [])
+        return groups[: max(len(groups) - recent, 0)]
+
     def waited(self, thread: int, recent: int, *, read_only: bool) -> bool:
         """Whether all groups but the `recent` last ones have completed, or read their sources."""
-        groups = self._committed.get(thread, [])
-        older = groups[: len(groups) - recent] if recent else groups
-        if read_only:
-            return not any(group.reading for group in older)
-        return not any(group.writing for group in older)
+        older = self._older(thread, recent)
+        return not any(group.reading if read_only else group.writing for group in older)
+
+    def finish(self, warp: Warp, lanes: np.ndarray, recent: int) -> None:
+        """Lanes (by number) have waited: they know what has been read."""
+        for lane in lanes.tolist():
+            thread = thread_of(warp, lane)
+            told = [g.told for g in self._older(thread, recent) if g.told is not None]
+            if told:
+                self._cta.clocks.acquire(warp, EACH_LANE[lane], told[-1])
+            groups = self._committed.get(thread, [])
+            while len(groups) > recent and not groups[0].writing:
+                del groups[0]
 
 
 @instruction("cp.async.bulk.commit_group")
@@ -172,11 +189,18 @@ def compile_wait_group(op: Decoder) -> Closure:
 
     def run(warp: Warp, mask: Mask) -> Wait | None:
         groups = warp.cta.extension(BulkGroups)
-        threads = [thread_of(warp, lane) for lane in np.flatnonzero(warp.lanes(mask)).tolist()]
+        lanes = np.flatnonzero(warp.lanes(mask))
+        threads = [thread_of(warp, lane) for lane in lanes.tolist()]
 
         def ready() -> bool:
             return all(groups.waited(t, recent, read_only=read_only) for t in threads)
 
-        return None if ready() else Wait(ready, False, "waits for bulk async-groups")
+        def finish() -> None:
+            groups.finish(warp, lanes, recent)
+
+        if not ready():
+            return Wait(ready, False, "waits for bulk async-groups", finish)
+        finish()
+        return None
 
     return run

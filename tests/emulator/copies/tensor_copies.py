@@ -148,6 +148,13 @@ class _GlobalBox:
         """What an operation touches."""
         return [] if self.empty else [self.bytes]
 
+    def undefined(self) -> np.ndarray:
+        """Which bytes of the box, as `load` gives them, nothing has written."""
+        flags = np.zeros((len(self.box.row_addresses), self.box.row_bytes), bool)
+        if not self.empty:
+            flags[self.inside, self.columns] = self.bytes.undefined.reshape(len(self.inside), -1)
+        return flags
+
     def load(self, tensor: TensorMap) -> np.ndarray:
         """The whole box as shared memory gets it, uint8 `[rows, row_bytes]`."""
         box = self.box
@@ -161,10 +168,9 @@ class _GlobalBox:
             data[self.inside, self.columns] = content.reshape(len(self.inside), -1)
         return data
 
-    def deliver(self, data: np.ndarray, store: Callable[[np.ndarray], None]) -> None:
-        """Hand those bytes of a box `[rows, row_bytes]` on that lie inside the tensor."""
-        if not self.empty:
-            store(data[self.inside, self.columns].reshape(-1))
+    def within(self, data: np.ndarray) -> np.ndarray:
+        """Those bytes of a box `[rows, row_bytes]` that lie inside the tensor."""
+        return data[self.inside, self.columns].reshape(-1)
 
 
 def _cell_rows(cta: Cta) -> np.ndarray:
@@ -218,7 +224,7 @@ def _start_load(warp: Warp, name: str, to: int, tensor: TensorMap, box: Box, bar
     tensor.check_shared_address(to)
     cta = warp.cta
     source = _GlobalBox(cta, box)
-    target, _ = _shared_box(cta, tensor, to)
+    target, order = _shared_box(cta, tensor, to)
     rows = ((tensor.shared_cells(to) - cta.shared.origin) // CELL).reshape(-1)
 
     def move(piece: slice) -> Callable[[], None]:
@@ -228,8 +234,14 @@ def _start_load(warp: Warp, name: str, to: int, tensor: TensorMap, box: Box, bar
         return run
 
     pieces = [(move(piece), (piece.stop - piece.start) * CELL) for piece in split(cta, len(rows))]
+
+    def undefined() -> np.ndarray:
+        flags = np.empty((len(order), CELL), bool)
+        flags[order] = source.undefined().reshape(-1, CELL)
+        return flags.reshape(-1)
+
     found = cta.extension(MBarriers).at(barrier)
-    submit_load(warp, name, source.ranges(), target, pieces, found)
+    submit_load(warp, name, source.ranges(), target, pieces, found, undefined)
 
 
 def _compile_store(op: Decoder, reduction: str | None) -> Closure:
@@ -270,14 +282,15 @@ def _start_store(
     place = _GlobalBox(cta, box.in_whole_cells())
     source, order = _shared_box(cta, tensor, start)
     targets: list[Bytes] = []
-    store: Callable[[np.ndarray], None] = lambda data: None  # noqa: E731
+    store: Callable[[np.ndarray, np.ndarray], None] = lambda data, undefined: None  # noqa: E731
     if not place.empty:
         how = None if reduction is None else (reduction, _reduction_type(tensor, reduction))
         targets, store = delivery(place.bytes, how)
 
-    def deliver(data: np.ndarray) -> None:
-        unswizzled = data.reshape(-1, CELL)[order]
-        place.deliver(unswizzled.reshape(-1, tensor.row_bytes), store)
+    def deliver(*data_and_flags: np.ndarray) -> None:
+        rows = [each.reshape(-1, CELL)[order] for each in data_and_flags]
+        if not place.empty:
+            store(*(place.within(each.reshape(-1, tensor.row_bytes)) for each in rows))
 
     groups = cta.extension(BulkGroups)
     groups.submit(warp, threads, name, source, targets, deliver)

@@ -107,7 +107,7 @@ BUGS: dict[str, tuple[str, str, Faults]] = {
     "no commit": (
         "%y], [%g + 512], 8;\nSKIP:\n    cp.async.commit_group;",
         "%y], [%g + 512], 8;\nSKIP:",
-        InFlightRead,
+        (InFlightRead, DataRace),
     ),
     "no barrier before reading": (
         "cp.async.wait_group 1;\n    bar.sync 0;",
@@ -181,11 +181,15 @@ def test_copies_arrive_at_an_mbarrier(seed: int, counted: bool) -> None:
 
 
 ARRIVAL_BUGS: dict[str, tuple[str, str, Faults]] = {
-    "wrong parity": ("[bar], 0;\n    @", "[bar], 1;\n    @", (InFlightRead, UnwrittenRead)),
+    "wrong parity": (
+        "[bar], 0;\n    @",
+        "[bar], 1;\n    @",
+        (InFlightRead, UnwrittenRead, DataRace),
+    ),
     "no wait": (
         "mbarrier.try_wait.parity.shared::cta.b64 %p, [bar], 0;\n    @!%p bra W;",
         "",
-        (InFlightRead, UnwrittenRead),
+        (InFlightRead, UnwrittenRead, DataRace),
     ),
     "no second try": ("@!%p bra W;", "", (InFlightRead, UnwrittenRead, DataRace)),
     "count too high": ("[bar], 64;", "[bar], 65;", EmulationError),

@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .kernel_image import elf_size
 from .recorded_launch import Device, Launch
 from .standin import CUTE_RUNTIME, StandIn, build
 
@@ -50,9 +51,9 @@ class Session:
         if storage.nbytes():
             self._standin.add_region(name, storage.data_ptr(), storage.nbytes())
 
-    def keep_ptx(self, kernel: str, ptx: str) -> None:
-        """Give the PTX of a kernel that is loaded as a binary."""
-        self._standin.ptx[kernel] = ptx
+    def keep_ptx(self, image: bytes, ptx: str) -> None:
+        """Give the PTX of a binary (an ELF file) that is loaded."""
+        self._standin.ptx[image[: elf_size(image)]] = ptx
 
 
 class LaunchRecorder:
@@ -177,13 +178,10 @@ def _keep_ptx_of_compiled_functions(session: Session) -> None:
     """Keep the PTX of whatever CuTe DSL compiles from here on."""
     from cutlass.base_dsl.jit_executor import JitFunctionArtifacts
 
-    from .kernel_image import ptx_kernels
-
     read = JitFunctionArtifacts.__post_init__
 
     def read_and_keep(artifacts: JitFunctionArtifacts) -> None:
         read(artifacts)
-        for kernel in ptx_kernels(artifacts.PTX):
-            session.keep_ptx(kernel, artifacts.PTX)
+        session.keep_ptx(artifacts.CUBIN, artifacts.PTX)
 
     JitFunctionArtifacts.__post_init__ = read_and_keep

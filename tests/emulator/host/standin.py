@@ -215,13 +215,13 @@ class StandIn:
     launches : list of Launch
         In their order.
     ptx : dict
-        PTX by kernel symbol, for kernels that are loaded as binaries.
+        PTX of binaries, by the binary: several may hold kernels of one name.
     """
 
     def __init__(self, folder: Path, device: Device) -> None:
         self.device = device
         self.launches: list[Launch] = []
-        self.ptx: dict[str, str] = {}
+        self.ptx: dict[bytes, str] = {}
         self._modules: list[tuple[bytes, dict[str, KernelFacts]]] = []
         self._kernels: list[_Kernel] = []
         self._regions: dict[int, tuple[str, int]] = {}
@@ -399,7 +399,7 @@ class StandIn:
     def _ptx_of(self, kernel: _Kernel) -> str | None:
         if not kernel.image.startswith(ELF_MAGIC):
             return kernel.image.decode()
-        return self.ptx.get(kernel.name)
+        return self.ptx.get(kernel.image)
 
     def _snapshot(self) -> list[MemoryRegion]:
         return [

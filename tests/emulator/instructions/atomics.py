@@ -145,7 +145,7 @@ def _atomic_closure(
                 )
             ]
             if region is warp.cta.shared:
-                warp.cta.races.synchronize_location(warp, one, int(within[0]))
+                warp.cta.clocks.synchronize_location(warp, one, int(within[0]))
             stored = np.array([new], element).view(dtype).reshape(1, count)
             region.store(within, stored)
             changed = changed or bool((stored != old[index]).any())

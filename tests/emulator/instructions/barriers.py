@@ -57,7 +57,7 @@ class NamedBarrier:
                 f"barrier {self._number}: {threads} threads, where others said {self.expected}"
             )
         generation = self.generation
-        told = self._cta.races.release(warp, lanes)
+        told = self._cta.clocks.release(warp, lanes)
         self._clocks[generation] = np.maximum(self._clocks.get(generation, told), told)
         if votes is not None:
             self._votes += votes[lanes].tolist()
@@ -68,7 +68,7 @@ class NamedBarrier:
 
     def acquire(self, warp: Warp, lanes: np.ndarray, generation: int) -> None:
         """Lanes have waited for a generation."""
-        self._cta.races.acquire(warp, lanes, self._clocks[generation])
+        self._cta.clocks.acquire(warp, lanes, self._clocks[generation])
 
     def update(self) -> None:
         """Count warps of which all lanes are here, and complete the barrier if it is."""
@@ -240,7 +240,7 @@ def compile_bar_warp_sync(op: Decoder) -> Closure:
 
     def run_converged(warp: Warp, mask: Mask) -> Any:
         if mask is None and warp.slots[members].tobytes() == fast:
-            warp.cta.races.synchronize(warp, warp.lanes(mask))
+            warp.cta.clocks.synchronize(warp, warp.lanes(mask))
             return None
         return run(warp, mask)
 
@@ -255,14 +255,14 @@ def _meet(warp: Warp, group: np.ndarray, value: int) -> Wait | None:
     meeting = warp.meetings.setdefault(value, Meeting())
     meeting.arrived |= group
     if meeting.complete(warp, named):
-        warp.cta.races.synchronize(warp, named)
+        warp.cta.clocks.synchronize(warp, named)
         del warp.meetings[value]
         return None
 
     def forget() -> None:
         # Whoever comes next with this mask meets anew, even where lanes that ended completed it.
         if warp.meetings.get(value) is meeting:
-            warp.cta.races.synchronize(warp, named)
+            warp.cta.clocks.synchronize(warp, named)
             del warp.meetings[value]
 
     why = f"waits for lanes of {value:#x} at a barrier"
@@ -278,12 +278,12 @@ class ClusterBarrier:
         self._arrived = [np.zeros(32, bool) for _ in cta.warps]
         self._arrival_phase = [np.full(32, -1) for _ in cta.warps]
         self._waited = [np.ones(32, bool) for _ in cta.warps]
-        self._clock = cta.races.no_clock()
+        self._clock = cta.clocks.nothing()
 
-    def arrive(self, warp: Warp, lanes: np.ndarray, releases: bool) -> None:
+    def arrive(self, warp: Warp, lanes: np.ndarray, relaxed: bool) -> None:
         """Lanes arrive."""
-        if releases:
-            np.maximum(self._clock, self._cta.races.release(warp, lanes), out=self._clock)
+        told = self._cta.clocks.release(warp, lanes, relaxed=relaxed)
+        np.maximum(self._clock, told, out=self._clock)
         if (lanes & ~self._waited[warp.index]).any():
             raise PhaseError("barrier.cluster.arrive twice, with no wait between")
         self._arrived[warp.index] |= lanes
@@ -311,7 +311,7 @@ class ClusterBarrier:
         phase = int(self._arrival_phase[warp.index][lanes].max())
 
         def acquire() -> None:
-            self._cta.races.acquire(warp, lanes, self._clock)
+            self._cta.clocks.acquire(warp, lanes, self._clock)
 
         why = "waits at the barrier of the cluster"
         return Wait(lambda: self.phase > phase, False, why, acquire)
@@ -330,7 +330,7 @@ def compile_cluster_barrier(op: Decoder) -> Closure:
     def run(warp: Warp, mask: Mask) -> Any:
         barrier = warp.cta.extension(ClusterBarrier)
         if arrives:
-            barrier.arrive(warp, warp.lanes(mask), not relaxed)
+            barrier.arrive(warp, warp.lanes(mask), relaxed)
             return None
         return barrier.wait(warp, warp.lanes(mask))
 
@@ -357,7 +357,7 @@ def compile_fence_mbarrier_init(op: Decoder) -> Closure:
     op.one_of("cluster")
 
     def run(warp: Warp, mask: Mask) -> None:
-        warp.cta.extension(MBarriers).fence()
+        warp.cta.extension(MBarriers).fence(warp, mask)
 
     return run
 
@@ -379,7 +379,7 @@ def compile_fence_proxy_async(op: Decoder) -> Closure:
             cta.launch.memory.proxy_fence()
         if space != "global":
             cta.races.fence_proxies(warp, warp.lanes(mask))
-            cta.extension(MBarriers).fence()
+            cta.extension(MBarriers).fence(warp, mask)
 
     return run
 

@@ -99,7 +99,7 @@ def compile_shift(op: Decoder) -> Closure:
     ufunc = np.left_shift if left else np.right_shift
     value, result = op.source(1, dtype), op.destination(0, dtype)
     bits = np.dtype(dtype).itemsize * 8
-    amount = op.operands[2]
+    amount, amounts = op.operands[2], op.source(2, np.uint32)
     if isinstance(amount, Immediate):
         count = min(amount.value & 0xFFFFFFFF, bits - 1 if is_signed_type(dtype) else bits)
         if count == bits:
@@ -112,7 +112,7 @@ def compile_shift(op: Decoder) -> Closure:
         return shifted if dtype_is_signed and not left else np.where(b > most, 0, shifted)
 
     dtype_is_signed = is_signed_type(dtype)
-    return apply_function(shift, result, value, op.source(amount, np.uint32))
+    return apply_function(shift, result, value, amounts)
 
 
 def is_signed_type(dtype: type) -> bool:

@@ -13,7 +13,13 @@ import numpy as np
 from emulator.machine.convergence import aligned, require_full_warp
 from emulator.machine.outcomes import Wait
 
-from .memory_accesses import Resolver, note_access, space_of
+from .memory_accesses import (
+    Resolver,
+    note_access,
+    space_of,
+    stored_undefined,
+    undefined_noter,
+)
 from .registry import Closure, Decoder, Mask, instruction
 
 if TYPE_CHECKING:
@@ -45,19 +51,20 @@ def compile_ldmatrix(op: Decoder) -> Closure:
     if len(elements) != count:
         raise op.unsupported("the vector has another size")
     results = [op.destination(e, np.uint32) for e in elements]
+    note_undefined = undefined_noter(op, elements)
 
     def run(warp: Warp, mask: Mask) -> Wait | None:
         require_full_warp(op, mask)
         # The lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i.
         addresses = address.evaluate(warp, None)[: _ROWS * count]
         ((region, within, _),) = resolver.pieces(warp, addresses, _lanes(_ROWS * count))
-        matrices = region.load(within, np.uint16, _ROWS).reshape(count, _ROWS, _ROWS)
+        undefined: list[np.ndarray] = []
+        matrices = region.load(within, np.uint16, _ROWS, undefined)
+        if undefined:
+            note_undefined(warp, None, _registers_of(undefined[0], transposed).T)
         note_access(warp, within, 16, _lanes(_ROWS * count), None, strong=False, writes=False)
-        if transposed:
-            matrices = matrices.transpose(0, 2, 1)
-        words = np.ascontiguousarray(matrices).view(np.uint32).reshape(count, 32)
-        for index, result in enumerate(results):
-            warp.slots[result][:] = words[index]
+        for result, words in zip(results, _registers_of(matrices, transposed), strict=True):
+            warp.slots[result][:] = words
         return None
 
     return aligned(run)
@@ -72,20 +79,34 @@ def compile_stmatrix(op: Decoder) -> Closure:
     elements = op.vector(1)
     if len(elements) != count:
         raise op.unsupported("the vector has another size")
-    sources = [op.source(e, np.uint32) for e in elements]
+    places = [op.carried_source(e, np.uint32) for e in elements]
 
     def run(warp: Warp, mask: Mask) -> None:
         require_full_warp(op, mask)
         addresses = address.evaluate(warp, None)[: _ROWS * count]
-        words = np.stack([warp.slots[source] for source in sources])
-        matrices = words.view(np.uint16).reshape(count, _ROWS, _ROWS)
-        if transposed:
-            matrices = matrices.transpose(0, 2, 1)
         ((region, within, _),) = resolver.pieces(warp, addresses, _lanes(_ROWS * count))
-        region.store(within, np.ascontiguousarray(matrices).reshape(-1, _ROWS))
+        bits = stored_undefined(warp, places, None, np.uint32)
+        undefined = None if bits is None else _matrices_of(bits.T, transposed)
+        words = np.stack([warp.slots[each.slot] for each in places])
+        region.store(within, _matrices_of(words, transposed), undefined)
         note_access(warp, within, 16, _lanes(_ROWS * count), None, strong=False, writes=True)
 
     return aligned(run)
+
+
+def _registers_of(rows: np.ndarray, transposed: bool) -> np.ndarray:
+    """Registers, uint32 [matrices, 32], of the rows of matrices, uint16 [8 x matrices, 8]."""
+    matrices = rows.reshape(-1, _ROWS, _ROWS)
+    matrices = matrices.transpose(0, 2, 1) if transposed else matrices
+    return np.ascontiguousarray(matrices).view(np.uint32).reshape(-1, 32)
+
+
+def _matrices_of(registers: np.ndarray, transposed: bool) -> np.ndarray:
+    """The inverse."""
+    words = np.ascontiguousarray(registers)
+    matrices = words.view(np.uint16).reshape(-1, _ROWS, _ROWS)
+    matrices = matrices.transpose(0, 2, 1) if transposed else matrices
+    return np.ascontiguousarray(matrices).reshape(-1, _ROWS)
 
 
 def _lanes(count: int) -> np.ndarray:

@@ -12,7 +12,7 @@ holds
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emulator.machine.convergence import aligned, require_full_warp
+from emulator.machine.registers import Place
 from emulator.numbers import number_formats
 from emulator.numbers.float_rounding import F16, F32, add_to_odd
 from emulator.numbers.number_formats import Format
@@ -267,7 +268,25 @@ def _closure(
     `decode` takes the registers of C to elements, `encode` the elements of D to registers.
     """
     shape = operation.shape
+    count = len(op.sources)
     c, d = _accumulators(op, dtype, shape.m * shape.n // (32 * elements))
+
+    def carry(
+        warp: Warp, places: Sequence[Place], given: list[np.ndarray], targets: int
+    ) -> list[np.ndarray]:
+        """Undefined rows of A, columns of B and elements of C make such elements of D."""
+        words = np.array(given, np.uint32)
+        left, right = operation.matrices(
+            words[: shape.a_registers], words[shape.a_registers : count]
+        )
+        parts = words[count:] if elements == 1 else _parts_of(words[count:])
+        flags = operation.collect(parts) != 0
+        flags = flags | (left != 0).any(1)[:, None] | (right != 0).any(0)
+        spread = operation.spread(flags)
+        spread = spread.reshape(-1, elements, 32).any(1)
+        return [np.where(each, np.uint64(0xFFFF_FFFF), np.uint64(0)) for each in spread]
+
+    op.carry = carry
 
     def run(warp: Warp, mask: Mask) -> None:
         require_full_warp(op, mask)
@@ -285,10 +304,15 @@ def _same(registers: np.ndarray) -> np.ndarray:
     return registers
 
 
+def _parts_of(registers: np.ndarray) -> np.ndarray:
+    """Two halves of each register, [2 registers, lanes]."""
+    halves = registers.view(np.uint16).reshape(-1, 32, 2).transpose(0, 2, 1).reshape(-1, 32)
+    return np.ascontiguousarray(halves)
+
+
 def _halves_of(registers: np.ndarray) -> np.ndarray:
     """Two FP16 elements of each register, [2 registers, lanes]."""
-    halves = registers.view(np.uint16).reshape(-1, 32, 2).transpose(0, 2, 1).reshape(-1, 32)
-    return F16.decode(np.ascontiguousarray(halves))
+    return F16.decode(_parts_of(registers))
 
 
 def _registers_of(values: np.ndarray) -> np.ndarray:

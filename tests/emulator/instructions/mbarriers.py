@@ -8,6 +8,7 @@ import numpy as np
 
 from emulator.errors import MissingProxyFence, OutOfBounds, PhaseError
 from emulator.machine.address_spaces import SHARED_WINDOW, WINDOW_BYTES
+from emulator.machine.clocks import WARP
 from emulator.machine.convergence import EACH_LANE
 from emulator.machine.outcomes import YIELD, Signal, Wait
 from emulator.syntax.module import Sink
@@ -33,7 +34,7 @@ class MBarrier:
         The tx-count.
     """
 
-    def __init__(self, cta: Cta, offset: int, count: int) -> None:
+    def __init__(self, cta: Cta, offset: int, count: int, thread: int) -> None:
         self.name = f"mbarrier at shared offset {offset:#x} of CTA {cta.index}"
         self._cta = cta
         self.offset = offset
@@ -42,7 +43,10 @@ class MBarrier:
         self.pending = count
         self.transactions = 0
         self._seen_complete = -1  # the last phase that a wait has found complete
-        self._released = cta.races.no_clock()  # what those who arrived know
+        self._released = cta.clocks.nothing()  # what those who arrived know
+        self._told = self._released  # as it was when the last phase completed
+        self.source = cta.clocks.writing_source(("mbarrier", offset))
+        self._made = thread, cta.clocks.epochs[thread // WARP]
         self._fenced = False
 
     def arrive(
@@ -80,12 +84,12 @@ class MBarrier:
             raise PhaseError(f"{self.name}: an arrival with .noComplete completes the phase")
 
     def _release(self, told: np.ndarray | None) -> None:
-        told = self._cta.races.operation_clock if told is None else told
+        told = self._cta.clocks.operation if told is None else told
         np.maximum(self._released, told, out=self._released)
 
-    def acquire(self, warp: Warp, lanes: np.ndarray) -> None:
+    def acquire(self, warp: Warp, lanes: np.ndarray, *, relaxed: bool) -> None:
         """Lanes have seen a phase complete: what those who arrived did is known to them."""
-        self._cta.races.acquire(warp, lanes, self._released)
+        self._cta.clocks.acquire(warp, lanes, self._told, relaxed=relaxed)
 
     def expect_arrival(self) -> None:
         """One more pending arrival in this phase (`cp.async.mbarrier.arrive` without `.noinc`)."""
@@ -113,6 +117,7 @@ class MBarrier:
         if self.pending == 0 and self.transactions == 0:
             self.phase += 1
             self.pending = self.expected
+            self._told = self._released.copy()
 
     def is_complete(self, phase: int) -> bool:
         """Whether a phase is complete: the current one (no) or the one before (yes).
@@ -134,22 +139,24 @@ class MBarrier:
         """The phase that a parity stands for: the current one or the one before."""
         return self.phase if self.phase % 2 == parity else self.phase - 1
 
-    def fence(self) -> None:
-        """The initialization is now visible to the async proxy."""
-        self._fenced = True
+    def fence(self, clock: np.ndarray) -> None:
+        """The initialization is now visible to the async proxy, if who fences knows of it."""
+        thread, epoch = self._made
+        self._fenced = self._fenced or bool(clock[thread] >= epoch)
 
-    def check_visible_to_async_proxy(self) -> None:
-        """Insist on a fence between the initialization and an asynchronous operation's use.
+    def note_asynchronous_use(self, what: str) -> None:
+        """Note that no fence lies between the initialization and use by an asynchronous operation.
+
+        These access mbarriers through the generic proxy; still the ISA's examples have a fence.
 
         Raises
         ------
         MissingProxyFence
+            With `strict`.
         """
         if not self._fenced:
-            raise MissingProxyFence(
-                f"{self.name}: an asynchronous operation signals it, with no"
-                " fence.mbarrier_init or fence.proxy.async since its initialization"
-            )
+            note = f"mbarrier.init -> {what} without a fence"
+            self._cta.launch.note(note, MissingProxyFence, f": {self.name}")
 
     @property
     def state(self) -> int:
@@ -164,8 +171,8 @@ class MBarriers:
         self._cta = cta
         self._live: dict[int, MBarrier] = {}
 
-    def initialize(self, offset: int, count: int) -> None:
-        """`mbarrier.init`"""
+    def initialize(self, offset: int, count: int, thread: int) -> None:
+        """`mbarrier.init` of a thread of the CTA."""
         self._check_place(offset)
         if offset in self._live:
             raise PhaseError(f"{self._live[offset].name} is initialized twice, without inval")
@@ -178,7 +185,7 @@ class MBarriers:
         # A plain store at the same place checks what else may be going on there.
         shared.store(np.array([offset], np.uint64), np.zeros((1, 1), np.uint64))
         shared.mark_barrier(offset, True)
-        self._live[offset] = MBarrier(self._cta, offset, count)
+        self._live[offset] = MBarrier(self._cta, offset, count, thread)
 
     def invalidate(self, offset: int) -> None:
         """`mbarrier.inval`"""
@@ -205,10 +212,11 @@ class MBarriers:
         if offset % 8:
             raise PhaseError(f"an mbarrier at {offset:#x}, which is no multiple of 8")
 
-    def fence(self) -> None:
-        """Make all initializations visible to the async proxy."""
+    def fence(self, warp: Warp, mask: Mask) -> None:
+        """Make the initializations that lanes know of visible to the async proxy."""
+        clock = warp.cta.clocks.of(warp, warp.lanes(mask))
         for barrier in self._live.values():
-            barrier.fence()
+            barrier.fence(clock)
 
 
 def shared_offsets(op_space: str, addresses: np.ndarray) -> list[int]:
@@ -273,10 +281,12 @@ def compile_init(op: Decoder) -> Closure:
 
     def run(warp: Warp, mask: Mask) -> None:
         barriers = warp.cta.extension(MBarriers)
-        for offset, expected in zip(
-            where.offsets(warp, mask), _active(warp, mask, count), strict=True
-        ):
-            barriers.initialize(offset, expected)
+        given = list(zip(where.offsets(warp, mask), _active(warp, mask, count), strict=True))
+        alike = dict(zip(reversed(given), np.flatnonzero(warp.lanes(mask))[::-1], strict=True))
+        if len(alike) < len(given):
+            warp.cta.launch.note("mbarrier.init by several lanes alike", PhaseError)
+        for (offset, expected), lane in alike.items():
+            barriers.initialize(offset, expected, warp.index * WARP + int(lane))
 
     return run
 
@@ -308,7 +318,7 @@ def compile_transactions(op: Decoder) -> Closure:
             if expects:
                 barrier.expect_transactions(transactions)
             else:
-                barrier.complete_transactions(transactions, warp.cta.races.no_clock())
+                barrier.complete_transactions(transactions, warp.cta.clocks.nothing())
 
     return run
 
@@ -320,7 +330,7 @@ def compile_arrive(op: Decoder) -> Closure:
     expects = op.flag("expect_tx")
     may_complete = not op.flag("noComplete")
     where = barrier_operand(op, 1)
-    releases = _take_semantics(op, "release", "relaxed") != "relaxed"
+    relaxed = _take_semantics(op, "release", "relaxed") == "relaxed"
     if (expects or not may_complete) and operands != 3:
         raise op.unsupported("a count is needed")
     amount = op.source(2, np.uint32) if operands == 3 else op.slots.constant(1, np.uint32)
@@ -329,13 +339,13 @@ def compile_arrive(op: Decoder) -> Closure:
     def run(warp: Warp, mask: Mask) -> None:
         states = []
         amounts = _active(warp, mask, amount)
-        races, nothing = warp.cta.races, warp.cta.races.no_clock()
+        clocks = warp.cta.clocks
         lanes = np.flatnonzero(warp.lanes(mask))
         for barrier, value, lane in zip(where.barriers(warp, mask), amounts, lanes, strict=True):
             states.append(barrier.state)
             if expects:
                 barrier.expect_transactions(value)
-            told = races.release(warp, EACH_LANE[lane]) if releases else nothing
+            told = clocks.release(warp, EACH_LANE[lane], relaxed=relaxed)
             barrier.arrive(1 if expects else value, may_complete=may_complete, drop=drop, told=told)
         if result is not None:
             warp.slots[result][warp.lanes(mask)] = states
@@ -362,7 +372,7 @@ def compile_wait(op: Decoder) -> Closure:
     blocks = op.instruction.parts[1] == "try_wait"
     by_parity = op.flag("parity")
     where = barrier_operand(op, 1)
-    acquires = _take_semantics(op, "acquire", "relaxed") == "acquire"
+    relaxed = _take_semantics(op, "acquire", "relaxed") == "relaxed"
     result = op.destination(0, np.bool_)
     wanted = op.source(2, np.uint32 if by_parity else np.uint64)
 
@@ -380,13 +390,13 @@ def compile_wait(op: Decoder) -> Closure:
         tested = phases(warp, mask, barriers)
         complete = [b.is_complete(p) for b, p in zip(barriers, tested, strict=True)]
         warp.slots[result][warp.lanes(mask)] = complete
-        if acquires and any(complete):
+        if any(complete):
             lanes = np.flatnonzero(warp.lanes(mask))
             for barrier, done in set(zip(barriers, complete, strict=True)):
                 if done:
                     waited = np.zeros(32, bool)
                     waited[lanes[[each is barrier for each in barriers]]] = True
-                    barrier.acquire(warp, waited)
+                    barrier.acquire(warp, waited, relaxed=relaxed)
         if all(complete):
             return None
         return _incomplete(warp, barriers, tested, complete) if blocks else YIELD

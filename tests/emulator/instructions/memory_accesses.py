@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emulator.errors import DataRace
-from emulator.machine.address_spaces import LOCAL_WINDOW, PARAMETERS, SHARED_WINDOW
+from emulator.errors import DataRace, UnwrittenRead
+from emulator.machine.address_spaces import (
+    LOCAL_WINDOW,
+    PARAMETER_BYTES,
+    PARAMETERS,
+    SHARED_WINDOW,
+)
 from emulator.machine.convergence import EACH_LANE
 from emulator.machine.memory import Region
 from emulator.machine.outcomes import YIELD, Signal
-from emulator.syntax.module import Address, Symbol
+from emulator.machine.registers import UNDEFINED, Place, origin_of, set_undefined, undefined_bits
+from emulator.syntax.module import Address, Operand, Register, Symbol
 from emulator.syntax.ptx_types import TYPE_BITS, UNSIGNED
 
 from .registry import Closure, Decoder, Mask, MemoryOperand, instruction
@@ -76,7 +82,7 @@ class Resolver:
     def _find(self, warp: Warp, address: int) -> Region:
         """The region of an address that is in no window."""
         launch = warp.cta.launch
-        if PARAMETERS <= address < LOCAL_WINDOW and self.space in ("generic", "param"):
+        if 0 <= address - PARAMETERS < PARAMETER_BYTES and self.space in ("generic", "param"):
             return launch.parameters
         return launch.memory.find(address)
 
@@ -154,12 +160,13 @@ def compile_ld(op: Decoder) -> Closure:
     if len(elements) != count:
         raise op.unsupported("the vector has another size")
     results = [op.extended_destination(e, type_name) for e in elements]
+    note = undefined_noter(op, elements)
     loaded = (
         np.dtype(element).type
         if type_name[0] != "s"
         else np.dtype(f"i{TYPE_BITS[type_name] // 8}").type
     )
-    return _load_closure(op.memory(1), Resolver(space), element, loaded, results, order)
+    return _load_closure(op.memory(1), Resolver(space), element, loaded, results, note, order)
 
 
 def _load_closure(
@@ -168,6 +175,7 @@ def _load_closure(
     element: type,
     loaded: type,
     results: list[int],
+    note_undefined: NoteUndefined,
     order: str,
 ) -> Closure:
     count = len(results)
@@ -179,13 +187,21 @@ def _load_closure(
     def run(warp: Warp, mask: Mask) -> Signal | None:
         addresses = memory.evaluate(warp, mask)
         pieces = resolver.pieces(warp, addresses, mask)
+        undefined: list[np.ndarray] = []
         if len(pieces) == 1:
             region, within, _ = pieces[0]
-            values = region.load(within, element, count)
+            values = region.load(within, element, count, undefined)
         else:
             values = np.empty((len(addresses), count), element)
+            bits = np.zeros((len(addresses), count), element)
             for region, within, chosen in pieces:
-                values[chosen] = region.load(within, element, count)
+                found: list[np.ndarray] = []
+                values[chosen] = region.load(within, element, count, found)
+                if found:
+                    bits[chosen] = found[0]
+                    undefined = [bits]
+        if undefined:
+            note_undefined(warp, mask, undefined[0])
         for region, within, chosen in pieces:
             if region is warp.cta.shared:
                 note_access(warp, within, width, mask, chosen, strong, writes=False)
@@ -216,8 +232,38 @@ def compile_st(op: Decoder) -> Closure:
         raise op.unsupported("the vector has another size")
     if space in ("const", "param"):
         raise op.unsupported("the space cannot be written")
-    sources = [op.source(e, element) for e in elements]
-    return _store_closure(op.memory(0), Resolver(space), element, sources, strong)
+    places = [op.carried_source(e, element) for e in elements]
+    return _store_closure(op.memory(0), Resolver(space), element, places, strong)
+
+
+# Says which bits, [n, registers], of the registers of a load the active lanes loaded undefined.
+NoteUndefined = Callable[["Warp", Mask, np.ndarray], None]
+
+
+def undefined_noter(op: Decoder, registers: Sequence[Operand]) -> NoteUndefined:
+    """How an instruction that loads registers notes that bits of them are undefined."""
+    names = [each.name if isinstance(each, Register) else None for each in registers]
+    origin = f"{op.instruction.text} line {op.instruction.line}"
+
+    def note(warp: Warp, mask: Mask, bits: np.ndarray) -> None:
+        lanes = warp.lanes(mask)
+        warp.loaded_undefined = origin
+        for name, column in zip(names, bits.T, strict=True):
+            every = np.zeros(32, np.uint64)
+            every[lanes] = column
+            set_undefined(warp, name, lanes, every)
+
+    return note
+
+
+def stored_undefined(
+    warp: Warp, places: Sequence[Place], mask: Mask, dtype: type
+) -> np.ndarray | None:
+    """Which bits, [n, registers], of what the active lanes store are undefined; None where none."""
+    if not warp.undefined:
+        return None
+    bits = np.stack([undefined_bits(warp, each)[warp.lanes(mask)] for each in places], axis=1)
+    return bits.astype(dtype) if bits.any() else None
 
 
 def note_access(
@@ -241,16 +287,16 @@ def note_access(
     if strong:
         each = EACH_LANE if lanes is None else EACH_LANE[lanes]
         for address, lane in zip(within.tolist(), each, strict=True):
-            races.synchronize_location(warp, lane, address)
+            races.clocks.synchronize_location(warp, lane, address)
         return
     note = races.write if writes else races.read
     note(warp.index, within, width, lanes)
 
 
 def _store_closure(
-    memory: MemoryOperand, resolver: Resolver, element: type, sources: list[int], strong: bool
+    memory: MemoryOperand, resolver: Resolver, element: type, places: list[Place], strong: bool
 ) -> Closure:
-    count = len(sources)
+    sources, count = [each.slot for each in places], len(places)
     width = np.dtype(element).itemsize * count
 
     def run(warp: Warp, mask: Mask) -> None:
@@ -263,13 +309,18 @@ def _store_closure(
         else:
             for column, source in enumerate(sources):
                 values[:, column] = slots[source][mask]
+        undefined = stored_undefined(warp, places, mask, element)
         for region, within, chosen in resolver.pieces(warp, addresses, mask):
             part = values if chosen is None else values[chosen]
+            bits = undefined if undefined is None or chosen is None else undefined[chosen]
             if region is not warp.cta.shared:
-                region.store(within, part)
+                if bits is not None and bits.any() and region is not warp.local:
+                    what = f"{region.name}: what is stored depends on {UNDEFINED}"
+                    raise UnwrittenRead(what + origin_of(warp))
+                region.store(within, part, bits)
                 continue
             changes = not region.holds(within, part)
-            region.store(within, part)
+            region.store(within, part, bits)
             try:
                 note_access(warp, within, width, mask, chosen, strong, writes=True)
             except DataRace:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emulator.machine.address_spaces import LOCAL_WINDOW, PARAMETERS, SHARED_WINDOW, WINDOW_BYTES
+from emulator.machine.address_spaces import (
+    LOCAL_WINDOW,
+    PARAMETER_BYTES,
+    PARAMETERS,
+    SHARED_WINDOW,
+    WINDOW_BYTES,
+)
 from emulator.syntax.module import Name, Operand, Vector
 from emulator.syntax.ptx_types import TYPE_BITS, UNSIGNED, bits_type
 
@@ -93,15 +99,15 @@ def compile_cvta(op: Decoder) -> Closure:
 def compile_isspacep(op: Decoder) -> Closure:
     op.expect_operands(2)
     space = op.one_of(*_WINDOWS)
-    low = {"global": 0, "const": 0}.get(space, _WINDOWS[space] or PARAMETERS)
-    high = low + WINDOW_BYTES
     if space == "const":
         raise op.unsupported("constants and globals share their addresses")
-    if space == "global":
-        high = PARAMETERS
+    low, size = _WINDOWS[space], WINDOW_BYTES
+    if not low:
+        low, size = PARAMETERS, PARAMETER_BYTES
 
     def inside(address: np.ndarray) -> np.ndarray:
-        return (address >= np.uint64(low)) & (address < np.uint64(high))
+        within = address - np.uint64(low) < np.uint64(size)
+        return (address < np.uint64(LOCAL_WINDOW)) & ~within if space == "global" else within
 
     return apply_function(inside, op.destination(0, np.bool_), op.source(1, np.uint64))
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from emulator.errors import UnsupportedInstruction
+from emulator.machine.registers import CARRIES, Carry, Place, Uses, carry_all
 from emulator.machine.slots import Slots
 from emulator.syntax.module import (
     Address,
@@ -36,7 +37,7 @@ from emulator.syntax.module import (
     Symbol,
     Vector,
 )
-from emulator.syntax.ptx_types import TYPE_BITS
+from emulator.syntax.ptx_types import TYPE_BITS, is_signed
 
 if TYPE_CHECKING:
     from emulator.machine.execution import Warp
@@ -66,8 +67,24 @@ def instruction(*prefixes: str) -> Callable[[Compiler], Compiler]:
     return register
 
 
-def compile_instruction(parsed: Instruction, slots: Slots, linker: FunctionLinker) -> Closure:
-    """The closure of an instruction, its guard left aside.
+# Modules of instructions that compute each lane's results from its own operands.
+_OF_LANES = ("integers", "arithmetic", "bits", "comparisons", "conversions", "packed_conversions")
+_OF_LANES += ("floats", "moves")
+
+
+def _carry_of(parsed: Instruction, compiler: Compiler) -> Carry | None:
+    """How undefined bits pass through an instruction."""
+    if compiler.__module__.rpartition(".")[2] not in _OF_LANES:
+        return None
+    name = parsed.parts[0]
+    exact = not (name == "shr" and any(is_signed(part) for part in parsed.parts[1:]))
+    return CARRIES.get(name, carry_all) if exact else carry_all
+
+
+def compile_instruction(
+    parsed: Instruction, slots: Slots, linker: FunctionLinker
+) -> tuple[Closure, Uses]:
+    """The closure of an instruction and the registers that it uses, its guard left aside.
 
     Raises
     ------
@@ -81,7 +98,13 @@ def compile_instruction(parsed: Instruction, slots: Slots, linker: FunctionLinke
             op = Decoder(parsed, parts[length:], slots, linker)
             closure = compiler(op)
             op.finish()
-            return op.with_refreshed_slots(closure)
+            uses = Uses(
+                tuple(op.sources),
+                tuple(op.targets),
+                op.carry or _carry_of(parsed, compiler),
+                frozenset(op.carried),
+            )
+            return op.with_refreshed_slots(closure), uses
     raise UnsupportedInstruction(f"{parsed.text}, line {parsed.line}")
 
 
@@ -102,6 +125,11 @@ class MemoryOperand(NamedTuple):
 _MASK64 = (1 << 64) - 1
 
 
+def _place(operand: Operand, slot: int, dtype: Dtype) -> Place:
+    register = operand.name if isinstance(operand, Register) else None
+    return Place(register, slot, 1 if dtype is np.bool_ else np.dtype(dtype).itemsize * 8)
+
+
 class Decoder:
     """One instruction while it is compiled: its modifiers, operands and slots.
 
@@ -111,6 +139,8 @@ class Decoder:
     operands : tuple of Operand
     modifiers : list of str
         Those that nothing has taken yet.
+    sources, targets, carry, carried
+        Of `Uses`. What carries undefined registers on sets one of the last two.
     """
 
     def __init__(
@@ -121,6 +151,10 @@ class Decoder:
         self.modifiers = list(modifiers)
         self.slots = slots
         self.linker = linker
+        self.sources: list[Place] = []
+        self.targets: list[Place] = []
+        self.carry: Carry | None = None
+        self.carried: list[str] = []
         self._refreshed: list[tuple[int, Callable[[Warp], Any]]] = []
 
     # Modifiers
@@ -180,6 +214,19 @@ class Decoder:
         A register wider than `dtype` gives its low part. An address of a variable is a constant.
         """
         operand = self.operands[operand] if isinstance(operand, int) else operand
+        slot = self._source(operand, dtype)
+        if not isinstance(operand, Not):
+            self.sources.append(_place(operand, slot, dtype))
+        return slot
+
+    def carried_source(self, operand: Operand, dtype: Dtype) -> Place:
+        """A source that may be undefined: the closure asks `undefined_bits` of it."""
+        self.source(operand, dtype)
+        place = self.sources[-1]
+        self.carried += [place.register] if place.register is not None else []
+        return place
+
+    def _source(self, operand: Operand, dtype: Dtype) -> int:
         if isinstance(operand, Register):
             return self._register(operand, dtype)
         if isinstance(operand, Immediate):
@@ -200,7 +247,9 @@ class Decoder:
             return self.slots.sink(dtype)
         if not isinstance(operand, Register):
             raise self.unsupported(f"a destination that is {type(operand).__name__}")
-        return self._register(operand, dtype)
+        slot = self._register(operand, dtype)
+        self.targets.append(_place(operand, slot, dtype))
+        return slot
 
     def extended_destination(self, operand: int | Operand, type_name: str) -> int:
         """The slot of a destination that may be wider than the instruction's type.

@@ -5,12 +5,14 @@ Sources: PTX ISA 9.7.9.6 (shfl.sync) and 9.7.13.8 to 9.7.13.14.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from emulator.errors import UnwrittenRead
 from emulator.machine.convergence import bits_of, lanes_of, synchronized
+from emulator.machine.registers import UNDEFINED, Place, undefined_bits
 from emulator.numbers.float_rounding import F32
 from emulator.syntax.module import Immediate, Operand, Pair, Sink
 from emulator.syntax.ptx_types import TYPE_BITS, bits_type, is_signed
@@ -58,9 +60,23 @@ def compile_shfl(op: Decoder) -> Closure:
     op.expect_operands(5)
     mode = op.one_of("up", "down", "bfly", "idx")
     op.one_of("b32")
-    value, members = op.source(1, np.uint32), op.source(4, np.uint32)
+    carried, members = op.carried_source(op.operands[1], np.uint32), op.source(4, np.uint32)
+    value = carried.slot
     first, second = _result_pair(op)
     result, in_range = op.destination(first, np.uint32), op.destination(second, np.bool_)
+    lane, control = op.source(2, np.uint32), op.source(3, np.uint32)
+
+    def carry(
+        warp: Warp, sources: Sequence[Place], given: list[np.ndarray], targets: int
+    ) -> list[np.ndarray]:
+        """Undefined bits of a lane go where its value goes."""
+        others = [bits for each, bits in zip(sources, given, strict=True) if each is not carried]
+        chosen, _ = shuffle_sources(mode, warp.slots[lane], warp.slots[control])
+        if any(bits.any() for bits in others):
+            raise UnwrittenRead(f"a shuffle whose lanes depend on {UNDEFINED}")
+        return [undefined_bits(warp, carried)[chosen]]
+
+    op.carry = carry
     if isinstance(op.operands[2], Immediate) and isinstance(op.operands[3], Immediate):
         closure = _constant_shuffle(op, mode, value, result, in_range)
     else:

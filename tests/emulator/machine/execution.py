@@ -13,14 +13,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from emulator.errors import EmulationError, UnfinishedAsync
+from emulator.errors import EmulationError, MissingProxyFence, UnfinishedAsync
 from emulator.instructions.registry import Mask
 
 from .address_spaces import LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW
-from .memory import OUTSIDE, AddressSpace, Bytes, Region
+from .memory import OUTSIDE, UNWRITTEN, AddressSpace, Bytes, Region
 from .outcomes import EXIT, RETURN, YIELD, Call, Scatter, Wait
 from .program import Program
 from .race_detector import RaceDetector
+from .registers import PendingLoad, Undefined
 
 Extension = TypeVar("Extension")
 
@@ -43,6 +44,11 @@ class AsyncOperation:
         at submission.
     queue : hashable or None
         Operations of one queue run and complete in the order of submission.
+    undefined : function or None
+        Which bytes of each of `writes` are undefined, where some that it reads are; None leaves it
+        to its steps.
+    source : int or None
+        Whose completions its own is one of (see `clocks`).
     async_proxy : bool
         Whether it accesses memory through the async proxy ("Proxies", PTX ISA 8.6); `cp.async` of
         16 bytes or less does not.
@@ -63,34 +69,45 @@ class AsyncOperation:
     reads: Sequence[Bytes] = ()
     writes: Sequence[Bytes] = ()
     queue: Hashable = None
+    source: int | None = None
+    undefined: Callable[[], Sequence[np.ndarray]] | None = None
     async_proxy: bool = True
     must_finish: bool = True
     after: Sequence[AsyncOperation] = ()
     done: bool = False
-    clock: np.ndarray | None = None  # of the lanes that started it (see race_detector)
+    clock: np.ndarray | None = None  # of the lanes that started it
+    reads_undefined: bool = False
     place: str = ""  # the instruction that started it, for messages
     remaining: list[Callable[[], None]] = field(default_factory=list)
 
-    def begin(self) -> None:
+    def begin(self, launch: Launch) -> None:
         """Check and mark its bytes."""
         self.remaining = list(self.steps)
         for where in self.reads:
-            where.region.begin_async_read(where.where, self.async_proxy, self.name)
+            if where.region.begin_async_read(where.where, self.async_proxy, self.name):
+                self.reads_undefined = True
         for where in self.writes:
-            where.region.begin_async_write(where.where, self.async_proxy, self.name)
+            if where.region.begin_async_write(where.where, self.name) and self.async_proxy:
+                what = "copy over what the generic proxy wrote, without a proxy fence"
+                launch.note(what, MissingProxyFence, f": {where.region.name}: {self.name}")
 
-    def step(self, choice: int) -> bool:
+    def step(self, choice: int, races: RaceDetector) -> bool:
         """Run one of the remaining steps; after the last one complete, and say so."""
+        races.clocks.run(self.clock)
         try:
             if self.remaining:
                 self.remaining.pop(choice % len(self.remaining))()
             if self.remaining:
                 return False
+            undefined = self.undefined() if self.undefined and self.reads_undefined else ()
             for where in self.reads:
                 where.region.end_async_read(where.where)
             for where in self.writes:
                 where.region.end_async_write(where.where, self.async_proxy)
+            for where, flags in zip(self.writes, undefined, strict=False):
+                where.region.shadow[where.where] |= flags * np.uint8(UNWRITTEN)
             self.done = True
+            races.complete(self)
             self.complete()
         except EmulationError as error:
             error.locate(self.place)
@@ -159,6 +176,9 @@ class Warp:
         self.guarded: Mask = None  # the lanes that a guard lets execute, where not all
         self.instructions = 0
         self.meetings: dict[int, Any] = {}  # of bar.warp.sync, by member mask
+        self.undefined: Undefined = {}
+        self.loaded_undefined = ""  # the last instruction that loaded such registers
+        self.loads: dict[str, PendingLoad] = {}  # that nobody has waited for, by register
 
     def executing_lanes(self) -> np.ndarray:
         """The lanes that execute the current instruction, bool [32]."""
@@ -208,7 +228,8 @@ class Warp:
         `lowest_first` where it passes another ready one.
         """
         launch = self.cta.launch
-        code, counts = launch.program.code, launch.counts
+        code, counts, names = launch.program.code, launch.counts, launch.program.names
+        undefined, loads = self.undefined, self.loads
         stops, ceiling = self._limits(fragment, lowest_first)
         self.fragment = fragment
         fragment.polled_at = -1
@@ -218,7 +239,12 @@ class Warp:
             while left:
                 left -= 1
                 counts[pc] += 1
-                outcome = code[pc](self, mask)
+                if (undefined and not names[pc].isdisjoint(undefined)) or (
+                    loads and not names[pc].isdisjoint(loads)
+                ):
+                    outcome = launch.program.uses[pc].run(code[pc], self, mask)
+                else:
+                    outcome = code[pc](self, mask)
                 if outcome is None:
                     pc += 1
                 elif type(outcome) is int:
@@ -321,7 +347,9 @@ class Cta:
     shared : Region
         Its shared memory, addressed by offsets into the shared window.
     races : RaceDetector
-        Of its warps, for shared memory.
+        Of its threads, for shared memory.
+    clocks : Clocks
+        What its threads know of each other.
     pending : list of AsyncOperation
         In the order of submission.
     at_end : list of functions
@@ -339,6 +367,7 @@ class Cta:
         self.shared: Region = Region(f"shared memory of CTA {index}", 0, size)
         self.shared.shadow[:SHARED_BASE] = OUTSIDE  # the system has it
         self.races = RaceDetector(self)
+        self.clocks = self.races.clocks
         self.pending: list[AsyncOperation] = []
         self.at_end: list[Callable[[], None]] = []
         self._extensions: dict[type, Any] = {}
@@ -364,8 +393,8 @@ class Cta:
         """
         if warp is not None:
             operation.place = f"started by warp {warp.index}"
-            operation.clock = self.races.clock(warp, warp.executing_lanes())
-        operation.begin()
+            operation.clock = self.clocks.of(warp, warp.executing_lanes())
+        operation.begin(self.launch)
         if warp is not None:
             self._note_accesses(operation, warp)
         self.pending.append(operation)
@@ -400,8 +429,7 @@ class Cta:
 
     def advance(self, operation: AsyncOperation, choice: int) -> None:
         """Let an operation take a step."""
-        self.races.run_operation(operation.clock)
-        if operation.step(choice):
+        if operation.step(choice, self.races):
             self.pending.remove(operation)
             self.launch.events += 1
 
@@ -471,6 +499,12 @@ class Launch:
     events: int = 0
     instructions: int = 0
     _clock: int = 0
+
+    def note(self, what: str, kind: type[EmulationError], detail: str = "") -> None:
+        """Count something that works but that the ISA does not promise; refuse it where strict."""
+        if self.strict:
+            raise kind(f"{what}{detail}")
+        self.notes[what] += 1
 
     def clock(self) -> int:
         """A clock that always advances."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from emulator.syntax.parser import parse_module
 
-from .address_spaces import HIGHEST_GLOBAL, PARAMETERS
+from .address_spaces import HIGHEST_GLOBAL, PARAMETER_BYTES, PARAMETERS
 from .execution import Launch
 from .memory import AddressSpace, Region
 from .program import Program, compile_kernel
@@ -144,6 +144,8 @@ def _global_memory(program: Program, regions: Sequence[Region]) -> AddressSpace:
     for region in regions:
         if region.end > HIGHEST_GLOBAL:
             raise ValueError(f"region {region.name} ends above {HIGHEST_GLOBAL:#x}")
+        if region.base < PARAMETERS + PARAMETER_BYTES and region.end > PARAMETERS:
+            raise ValueError(f"region {region.name} lies where parameters do, at {PARAMETERS:#x}")
     for variable, address in program.module_variables:
         content = variable.initial if variable.initial is not None else variable.size
         memory.add(Region(variable.name, address, content))

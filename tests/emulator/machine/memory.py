@@ -2,7 +2,9 @@
 
 The shadow of a byte is a set of flags:
 
-* ``UNWRITTEN``: nothing has written it. Reading it is an error.
+* ``UNWRITTEN``: nothing has written it, or what was written there is undefined itself. Loads and
+  copies carry this on (see `registers`); using it is an error.
+* ``FORBIDDEN``: nobody may read it, whatever comes of it.
 * ``ASYNC_WRITE``: an asynchronous operation will write it. Touching it is an error.
 * ``ASYNC_READ``: an asynchronous operation will read it. Writing it is an error.
 * ``GENERIC``: the generic proxy wrote it and no proxy fence followed. The async proxy touching it
@@ -33,8 +35,9 @@ from emulator.errors import (
     UnwrittenRead,
 )
 
-UNWRITTEN, ASYNC_WRITE, ASYNC_READ, GENERIC, BARRIER, OUTSIDE = 1, 2, 4, 8, 16, 128
-READ_FAULTS = UNWRITTEN | ASYNC_WRITE | BARRIER | OUTSIDE
+UNWRITTEN, ASYNC_WRITE, ASYNC_READ, GENERIC, BARRIER, FORBIDDEN = 1, 2, 4, 8, 16, 32
+OUTSIDE = 128
+READ_FAULTS = UNWRITTEN | ASYNC_WRITE | BARRIER | FORBIDDEN | OUTSIDE
 WRITE_FAULTS = ASYNC_WRITE | ASYNC_READ | BARRIER | OUTSIDE
 
 # The widest access: a vector of 32 bytes.
@@ -60,6 +63,11 @@ class Bytes:
         """Put bytes there; says nothing to the shadow."""
         self.region.storage[self.where] = values
 
+    @property
+    def undefined(self) -> np.ndarray:
+        """Which of the bytes nothing has written, bool."""
+        return (self.region.shadow[self.where] & UNWRITTEN) != 0
+
 
 class Region:
     """Bytes at consecutive addresses.
@@ -72,8 +80,8 @@ class Region:
         Address of the first byte.
     data : bytes or numpy array of any type, or int
         Its contents, copied, all of them written; an integer gives that many poisoned bytes.
-    written : numpy array of bool or None
-        Which bytes of `data` count as written, where not all.
+    readable : numpy array of bool or None
+        Which bytes of `data` may be read, where not all.
     """
 
     def __init__(
@@ -81,17 +89,17 @@ class Region:
         name: str,
         base: int,
         data: bytes | np.ndarray | int,
-        written: np.ndarray | None = None,
+        readable: np.ndarray | None = None,
     ) -> None:
         self.name = name
         self.base = base
         if isinstance(data, int):
             content = np.full(data, _POISON, np.uint8)
-            unwritten = np.ones(data, bool)
+            flags: np.ndarray | int = UNWRITTEN
         else:
             raw = data.tobytes() if isinstance(data, np.ndarray) else bytes(data)
             content = np.frombuffer(raw, np.uint8)
-            unwritten = np.zeros(len(raw), bool) if written is None else ~written.reshape(-1)
+            flags = 0 if readable is None else np.where(readable.reshape(-1), 0, FORBIDDEN)
         self.size = len(content)
         self.end = base + self.size
         front = base % _ROUND
@@ -101,7 +109,7 @@ class Region:
         self.shadow = np.full(total, OUTSIDE, np.uint8)
         self._inside = slice(front, front + self.size)
         self.storage[self._inside] = content
-        self.shadow[self._inside] = np.where(unwritten, UNWRITTEN, 0)
+        self.shadow[self._inside] = flags
         self._readers: np.ndarray | None = None
         self._dirty = (total, 0)  # bounds of the bytes that may be GENERIC
         self._views: dict[tuple[type, int], tuple[np.ndarray, np.ndarray, int]] = {}
@@ -138,7 +146,13 @@ class Region:
             self._views[key] = views
         return views
 
-    def load(self, addresses: np.ndarray, element: type, count: int = 1) -> np.ndarray:
+    def load(
+        self,
+        addresses: np.ndarray,
+        element: type,
+        count: int = 1,
+        undefined: list[np.ndarray] | None = None,
+    ) -> np.ndarray:
         """What plain loads of vectors give.
 
         Parameters
@@ -147,6 +161,8 @@ class Region:
         element : numpy integer type
         count : int
             Elements of a vector; elements x count is a power of two of at most 32 bytes.
+        undefined : list or None
+            Gets, where something is unwritten, the bits of it in the result; None refuses that.
 
         Returns
         -------
@@ -160,11 +176,18 @@ class Region:
         rows = self._rows(addresses, storage, shift)
         faults = shadow.take(rows, 0) & _SPREAD[READ_FAULTS, shadow.dtype.itemsize]
         if any(faults.tobytes()):
-            raise self._fault(addresses, 1 << shift, READ_FAULTS)
+            found = int(np.bitwise_or.reduce(faults.view(np.uint8), axis=None))
+            if undefined is None or found != UNWRITTEN:
+                raise self._fault(addresses, 1 << shift, READ_FAULTS)
+            undefined.append((faults.view(np.uint8) * np.uint8(0xFF)).view(faults.dtype))
         return storage.take(rows, 0)
 
-    def store(self, addresses: np.ndarray, values: np.ndarray) -> None:
+    def store(
+        self, addresses: np.ndarray, values: np.ndarray, undefined: np.ndarray | None = None
+    ) -> None:
         """Plain stores of vectors: `values` is [n, count] of unsigned integers.
+
+        So is `undefined`: which bits of them are undefined, if any.
 
         Raises
         ------
@@ -178,6 +201,9 @@ class Region:
             raise self._fault(addresses, 1 << shift, WRITE_FAULTS)
         storage[rows] = values
         shadow[rows] = _SPREAD[GENERIC, width]
+        if undefined is not None:
+            partly = np.ascontiguousarray(undefined).view(np.uint8) != 0
+            shadow[rows] |= (partly * np.uint8(UNWRITTEN)).view(shadow.dtype)
         first, last = int(rows.min()) << shift, (int(rows.max()) + 1) << shift
         low, high = self._dirty
         self._dirty = (min(low, first), max(high, last))
@@ -253,16 +279,23 @@ class Region:
             )
         return Bytes(self, addresses - self.origin)
 
-    def begin_async_read(self, where: slice | np.ndarray, async_proxy: bool, what: str) -> None:
-        """Check and mark bytes that an asynchronous operation will read."""
+    def begin_async_read(self, where: slice | np.ndarray, async_proxy: bool, what: str) -> bool:
+        """Check and mark bytes that an asynchronous operation will read.
+
+        Returns
+        -------
+        bool
+            Whether some of them are unwritten.
+        """
         found = int(np.bitwise_or.reduce(self.shadow[where], initial=0))
-        faults = UNWRITTEN | ASYNC_WRITE | BARRIER | (GENERIC if async_proxy else 0)
+        faults = FORBIDDEN | ASYNC_WRITE | BARRIER | (GENERIC if async_proxy else 0)
         if found & faults:
             raise _describe(found & faults, f"{self.name}: {what} reads bytes", READ_FAULTS)
         if self._readers is None:
             self._readers = np.zeros(len(self.storage), np.uint16)
         self._readers[where] += 1
         self.shadow[where] |= ASYNC_READ
+        return bool(found & UNWRITTEN)
 
     def end_async_read(self, where: slice | np.ndarray) -> None:
         """The asynchronous operation has read the bytes."""
@@ -271,17 +304,24 @@ class Region:
         left = np.where(self._readers[where] > 0, 0xFF, 0xFF ^ ASYNC_READ).astype(np.uint8)
         self.shadow[where] &= left
 
-    def begin_async_write(self, where: slice | np.ndarray, async_proxy: bool, what: str) -> None:
-        """Check and mark bytes that an asynchronous operation will write."""
+    def begin_async_write(self, where: slice | np.ndarray, what: str) -> bool:
+        """Check and mark bytes that an asynchronous operation will write.
+
+        Returns
+        -------
+        bool
+            Whether the generic proxy wrote some of them with no proxy fence since.
+        """
         found = int(np.bitwise_or.reduce(self.shadow[where], initial=0))
-        faults = ASYNC_WRITE | ASYNC_READ | BARRIER | (GENERIC if async_proxy else 0)
+        faults = ASYNC_WRITE | ASYNC_READ | BARRIER
         if found & faults:
             raise _describe(found & faults, f"{self.name}: {what} writes bytes", WRITE_FAULTS)
         self.shadow[where] |= ASYNC_WRITE
+        return bool(found & GENERIC)
 
     def end_async_write(self, where: slice | np.ndarray, async_proxy: bool) -> None:
         """The asynchronous operation has written the bytes."""
-        self.shadow[where] &= 0xFF ^ (ASYNC_WRITE | UNWRITTEN)
+        self.shadow[where] &= 0xFF ^ (ASYNC_WRITE | UNWRITTEN | GENERIC | FORBIDDEN)
         if not async_proxy:
             self.shadow[where] |= GENERIC
             first, last = (
@@ -323,6 +363,8 @@ def _describe(found: int, what: str, faults: int) -> EmulationError:
         return InFlightWrite(f"{what} that an asynchronous operation may still be reading")
     if found & BARRIER:
         return PhaseError(f"{what} of a live mbarrier object")
+    if found & FORBIDDEN:
+        return UnwrittenRead(f"{what} that must not be read")
     if found & GENERIC:
         return MissingProxyFence(f"{what} that the generic proxy wrote with no proxy fence since")
     return UnwrittenRead(f"{what} that nothing has written")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from emulator.syntax.module import (
 
 from .address_spaces import MODULE_VARIABLES, PARAMETERS, SHARED_BASE
 from .outcomes import RETURN, Scatter
+from .registers import Uses
 from .slots import Slots
 from .special_registers import CHANGING_REGISTERS
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _FULL = b"\x01" * 32
 _NONE = b"\x00" * 32
+_NO_USES = Uses()
 
 
 @dataclass
@@ -48,6 +50,10 @@ class Program:
     Attributes
     ----------
     code : list of closures
+    uses : list of Uses
+        The registers of each closure.
+    names : list of set of str
+        Their names.
     sources : list of Instruction
         The instruction behind each closure.
     shared_bytes : int
@@ -61,7 +67,17 @@ class Program:
     kernel: Function
     slots: Slots = field(default_factory=Slots)
     code: list[Closure] = field(default_factory=list)
+    uses: list[Uses] = field(default_factory=list)
+    names: list[frozenset[str]] = field(default_factory=list)
     sources: list[Instruction] = field(default_factory=list)
+
+    def add(self, closure: Closure, source: Instruction, uses: Uses = _NO_USES) -> None:
+        """Append a closure."""
+        self.code.append(closure)
+        self.sources.append(source)
+        self.uses.append(uses)
+        self.names.append(uses.names)
+
     shared_bytes: int = SHARED_BASE
     local_bytes: int = 0
     module_variables: list[tuple[Variable, int]] = field(default_factory=list)
@@ -211,20 +227,18 @@ class FunctionLinker:
     def compile(self, program: Program) -> None:
         """Append the function's closures to the program."""
         for parsed in self._function.instructions:
-            program.sources.append(parsed)
-            program.code.append(self._guarded(parsed, program.slots))
+            closure, uses = compile_instruction(parsed, program.slots, self)
+            if parsed.guard is not None:
+                op = Decoder(parsed, [], program.slots, self)
+                closure, negated = _guard(closure, parsed.guard, op)
+                uses = replace(uses, guard=(op.sources[0], negated))
+            program.add(closure, parsed, uses)
             if parsed.opcode.startswith("call"):
-                program.sources.append(parsed)
-                program.code.append(self.after_call)
+                program.add(self.after_call, parsed)
                 self.after_call = _go_on
-        program.sources.append(Instruction("ret", (), None, 0, "the end of the function"))
-        program.code.append(lambda warp, mask: RETURN)
-
-    def _guarded(self, parsed: Instruction, slots: Slots) -> Closure:
-        closure = compile_instruction(parsed, slots, self)
-        if parsed.guard is None:
-            return closure
-        return _guard(closure, parsed.guard, Decoder(parsed, [], slots, self))
+        program.add(
+            lambda warp, mask: RETURN, Instruction("ret", (), None, 0, "the end of the function")
+        )
 
     def address(self, variable: Variable) -> int:
         """A variable's address within its state space."""
@@ -270,8 +284,8 @@ def _go_on(warp: Warp, mask: Mask) -> None:
     """Where a call without results comes back to."""
 
 
-def _guard(closure: Closure, guard: Operand, op: Decoder) -> Closure:
-    """The closure under `@p` or `@!p`."""
+def _guard(closure: Closure, guard: Operand, op: Decoder) -> tuple[Closure, bool]:
+    """The closure under `@p` or `@!p`, and whether it is the second."""
     negated = isinstance(guard, Not)
     register = guard.operand if isinstance(guard, Not) else guard
     if not isinstance(register, Register):
@@ -305,4 +319,4 @@ def _guard(closure: Closure, guard: Operand, op: Decoder) -> Closure:
             return Scatter([*outcome.parts, (rest, None)])
         return Scatter([(active, outcome), (rest, None)])
 
-    return run
+    return run, negated

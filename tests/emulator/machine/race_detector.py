@@ -1,20 +1,12 @@
 """Races of a CTA's threads for shared memory: found by what is ordered, not by what comes out.
 
-Every warp counts epochs; a release (an arrival at a barrier) begins a new one. A clock says up to
-which epoch of every thread somebody has been told of all that it did: an acquire (a wait at a
-barrier that succeeds) takes over the clocks that were released there. Two accesses of the same byte
-by two threads, at least one of them a write, are a race unless the later one's thread knew of the
-earlier one ("Causality Order" and "Conflict and Data-races", PTX ISA 8.7 and 8.9.5).
+Two accesses of the same byte by two threads, at least one of them a write, are a race unless the
+later one's thread knew of the earlier one ("Conflict and Data-races", PTX ISA 8.7); `clocks` says
+who knows what.
 
-Lanes of one warp are threads like any others: what lanes release is what these lanes know, and only
-lanes that wait learn. They tell each other at `bar.warp.sync` and the barriers of the CTA, which
-order memory; shuffles, votes, elections and aligned instructions do not promise to. What all lanes
-of a warp know is kept once, in its row of clocks; what a lane knows beyond that, until the warp is
-next told of it, apart.
-
-Asynchronous operations belong to the lanes that started them, at that time; `cp.async` to lanes.
-Atomic and other strong accesses order what their threads did before and after, each location by
-itself.
+Asynchronous operations belong to the lanes that started them, at that time, and, once complete, to
+their source: nobody knows of them who does not wait for what the source signals. Atomic and other
+strong accesses order what their threads did before and after, each location by itself.
 """
 
 from __future__ import annotations
@@ -25,98 +17,41 @@ import numpy as np
 
 from emulator.errors import DataRace
 
+from .clocks import WARP, Clocks
 from .convergence import bits_of
 from .memory import GENERIC
 
 if TYPE_CHECKING:
-    from .execution import Cta, Warp
+    from .execution import AsyncOperation, Cta, Warp
 
-_WARP = 32
-_LANES = np.arange(_WARP)
-_BITS = np.uint32(1) << np.arange(_WARP, dtype=np.uint32)
+_LANES = np.arange(WARP)
+_BITS = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
 _SHIFTS = {1 << shift: np.uint64(shift) for shift in range(6)}
 
 
 class RaceDetector:
     """The clocks of a CTA and, per byte of shared memory, who touched it last.
 
-    Lanes are bool [32], clocks uint32 [threads].
-
     Attributes
     ----------
-    operation_clock : numpy array
-        Of the start of the asynchronous operation that is running.
+    clocks : Clocks
     """
 
     def __init__(self, cta: Cta) -> None:
         self._shared = cta.shared
-        count = -(-int(np.prod(cta.launch.block)) // _WARP)
-        self._warps = count
-        self._threads = count * _WARP
-        self._epochs = [1] * count
-        # Row w: what all lanes of warp w know; and per other warp its least known lane.
-        self._common = np.zeros((count, self._threads), np.uint32)
-        self._floors = np.zeros((count, count), np.uint32)
-        self._beyond: list[dict[int, np.ndarray]] = [{} for _ in range(count)]
+        self.clocks = Clocks(cta)
+        count, self._columns = self.clocks.warps, self.clocks.columns
+        self._common, self._beyond = self.clocks.common, self.clocks.beyond
+        self._floors, self._epochs = self.clocks.floors, self.clocks.epochs
         size = len(cta.shared.storage)
-        # The last write of each byte: epoch x threads + thread; 0 is long ago.
+        # The last write of each byte: epoch x columns + column of the clocks; 0 is long ago.
         self._writes = np.zeros(size, np.uint32)
-        # The epoch of each warp's last reads of each byte, and the lanes as bits.
-        self._reads = np.zeros((count, size), np.uint32)
-        self._readers = np.zeros((count, size), np.uint32)
+        # The epoch of each warp's last reads of each byte, and the lanes as bits; then of sources'.
+        self._reads = np.zeros((count + 1, size), np.uint32)
+        self._readers = np.zeros((count + 1, size), np.uint32)
+        self._copies = 0
         # Earlier reads that the last ones do not imply: warp, epoch, lanes; by byte.
         self._earlier: dict[int, list[tuple[int, int, int]]] = {}
-        self._locations: dict[int, np.ndarray] = {}
-        self.operation_clock = self.no_clock()
-
-    def no_clock(self) -> np.ndarray:
-        """The clock of who knows nothing."""
-        return np.zeros(self._threads, np.uint32)
-
-    def run_operation(self, clock: np.ndarray | None) -> None:
-        """An asynchronous operation takes a step; `clock` is of its start."""
-        if clock is not None:
-            self.operation_clock = clock
-
-    def clock(self, warp: Warp, lanes: np.ndarray) -> np.ndarray:
-        """What some lanes of a warp know together; a copy."""
-        index = warp.index
-        known: np.ndarray = self._common[index].copy()
-        for lane, clock in self._beyond[index].items():
-            if lanes[lane]:
-                np.maximum(known, clock, out=known)
-        known[index * _WARP : (index + 1) * _WARP][lanes] = self._epochs[index]
-        return known
-
-    def release(self, warp: Warp, lanes: np.ndarray) -> np.ndarray:
-        """What some lanes tell at a barrier."""
-        told = self.clock(warp, lanes)
-        self._epochs[warp.index] += 1
-        return told
-
-    def acquire(self, warp: Warp, lanes: np.ndarray, clock: np.ndarray) -> None:
-        """Some lanes learn what was told at a barrier."""
-        common = self._common[warp.index]
-        if not (warp.live & ~lanes).any():
-            np.maximum(common, clock, out=common)
-            self._floors[warp.index] = common.reshape(-1, _WARP).min(1)
-        elif (clock > common).any():
-            beyond = self._beyond[warp.index]
-            for lane in np.flatnonzero(lanes).tolist():
-                beyond[lane] = np.maximum(beyond.get(lane, common), clock)
-
-    def synchronize(self, warp: Warp, lanes: np.ndarray) -> None:
-        """Lanes of a warp meet: each learns what the others know."""
-        self.acquire(warp, lanes, self.release(warp, lanes))
-        if not (warp.live & ~lanes).any():
-            self._beyond[warp.index].clear()
-
-    def synchronize_location(self, warp: Warp, lanes: np.ndarray, address: int) -> None:
-        """A strong access: learn what was told at the location, and tell there."""
-        told = self._locations.get(address)
-        if told is not None:
-            self.acquire(warp, lanes, told)
-        self._locations[address] = self.release(warp, lanes)
 
     def read(self, warp: int, addresses: np.ndarray, width: int, lanes: np.ndarray | None) -> None:
         """A warp reads `width` bytes at each address (uint64, aligned).
@@ -167,7 +102,9 @@ class RaceDetector:
             for place, epoch, lanes in zip(
                 places[lost].tolist(), before[lost].tolist(), others[lost].tolist(), strict=True
             ):
-                self._earlier.setdefault(place, []).append((warp, epoch, lanes))
+                known = self._earlier.setdefault(place, [])
+                known[:] = [each for each in known if each[0] != warp or each[2] != lanes]
+                known.append((warp, epoch, lanes))
         return np.where(fresh, sets, np.uint32(0))
 
     def write(self, warp: int, addresses: np.ndarray, width: int, lanes: np.ndarray | None) -> None:
@@ -182,7 +119,7 @@ class RaceDetector:
         writes = self._writes.reshape(-1, width).take(rows, 0)
         if writes.any():
             self._check_writes(warp, writes, rows, lanes, "overwrites")
-        reads = self._reads.reshape(self._warps, -1, width)[:, rows]
+        reads = self._reads.reshape(len(self._reads), -1, width)[:, rows]
         unknown = reads > self._floors[warp][:, None, None]
         if unknown.any():
             self._check_reads(warp, reads, unknown, rows, lanes)
@@ -190,26 +127,26 @@ class RaceDetector:
             for row, lane in zip(rows.tolist(), lanes.tolist(), strict=True):
                 known = self._lane_clock(warp, lane)
                 self._check_earlier(warp, range(row * width, (row + 1) * width), known)
-        thread = (warp * _WARP + lanes).astype(np.uint32)
-        self._writes.reshape(-1, width)[rows] = (self._epochs[warp] * self._threads + thread)[
+        thread = (warp * WARP + lanes).astype(np.uint32)
+        self._writes.reshape(-1, width)[rows] = (self._epochs[warp] * self._columns + thread)[
             :, None
         ]
 
     def _lane_clock(self, warp: int, lane: int) -> np.ndarray:
         known: np.ndarray = self._beyond[warp].get(lane, self._common[warp]).copy()
         np.maximum(known, self._common[warp], out=known)
-        known[warp * _WARP + lane] = self._epochs[warp]
+        known[warp * WARP + lane] = self._epochs[warp]
         return known
 
     def _check_writes(
         self, warp: int, writes: np.ndarray, rows: np.ndarray, lanes: np.ndarray, does: str
     ) -> None:
         """Insist that lanes know of the last writes of some bytes, [n, width]."""
-        who, epochs = writes % self._threads, writes // self._threads
+        who, epochs = writes % self._columns, writes // self._columns
         unknown = epochs > self._common[warp].take(who)
         if not unknown.any():
             return
-        unknown &= who != (warp * _WARP + lanes)[:, None]
+        unknown &= who != (warp * WARP + lanes)[:, None]
         for lane, clock in self._beyond[warp].items():
             mine = lanes == lane
             unknown[mine] &= epochs[mine] > clock.take(who[mine])
@@ -228,23 +165,23 @@ class RaceDetector:
     ) -> None:
         """Insist that lanes know of all last reads of some bytes, [warps, n, width]."""
         width = reads.shape[2]
-        readers = self._readers.reshape(self._warps, -1, width)[:, rows]
+        readers = self._readers.reshape(len(self._reads), -1, width)[:, rows]
         alone = (readers[warp] == _BITS[lanes][:, None]) & (reads[warp] > 0)
         unknown[warp] &= ~alone
         if not unknown.any():
             return
         others, indices, _ = unknown.nonzero()
-        late = reads[unknown][:, None] > self._common[warp].reshape(-1, _WARP)[others]
+        late = reads[unknown][:, None] > self._common[warp].reshape(-1, WARP)[others]
         late &= (readers[unknown][:, None] & _BITS) != 0
         late[(others == warp)[:, None] & (lanes[indices][:, None] == _LANES)] = False
         for lane, clock in self._beyond[warp].items():
             mine = lanes[indices] == lane
-            late[mine] &= reads[unknown][mine][:, None] > clock.reshape(-1, _WARP)[others[mine]]
+            late[mine] &= reads[unknown][mine][:, None] > clock.reshape(-1, WARP)[others[mine]]
         if late.any():
             entry, reader = np.argwhere(late)[0]
             address = int(rows[indices[entry]]) * width
             self._raise(
-                warp, int(others[entry]) * _WARP + int(reader), address, "overwrites", "read"
+                warp, int(others[entry]) * WARP + int(reader), address, "overwrites", "read"
             )
 
     def _check_earlier(self, warp: int, places: range | list[int], known: np.ndarray) -> None:
@@ -258,18 +195,18 @@ class RaceDetector:
 
     def _late_reader(self, warp: int, epoch: int, lanes: int, known: np.ndarray) -> int | None:
         """A thread, of those lanes of a warp that read in an epoch, whose read is not known."""
-        late = (known[warp * _WARP : (warp + 1) * _WARP] < epoch) & ((_BITS & np.uint32(lanes)) > 0)
-        return warp * _WARP + int(late.argmax()) if late.any() else None
+        late = (known[warp * WARP : (warp + 1) * WARP] < epoch) & ((_BITS & np.uint32(lanes)) > 0)
+        return warp * WARP + int(late.argmax()) if late.any() else None
 
     def _raise(self, warp: int, thread: int, address: int, does: str, did: str) -> None:
-        other, lane = divmod(thread, _WARP)
-        missing = (
-            " with no bar.warp.sync since" if other == warp else ", and nothing orders the two"
-        )
-        raise DataRace(
-            f"warp {warp} {does} shared offset {address:#x}, which lane {lane} of warp {other}"
-            f" {did}{missing}"
-        )
+        other, lane = divmod(thread, WARP)
+        who = f"lane {lane} of warp {other}"
+        missing = ", and nothing orders the two"
+        if other == warp:
+            missing = " with no bar.warp.sync since"
+        elif other >= self.clocks.warps:
+            who, missing = "an asynchronous operation", ", and nothing says that it is complete"
+        raise DataRace(f"warp {warp} {does} shared offset {address:#x}, which {who} {did}{missing}")
 
     def begin_async_read(self, warp: Warp, where: slice | np.ndarray, lanes: np.ndarray) -> None:
         """Lanes of a warp start an operation that reads bytes (by index of the storage).
@@ -278,10 +215,16 @@ class RaceDetector:
         ------
         DataRace
         """
-        self._check_known(warp, where, self.clock(warp, lanes), "starts an operation that reads")
-        index, mine = warp.index, np.uint32(bits_of(lanes))
+        self._check_known(
+            warp, where, self.clocks.of(warp, lanes), "starts an operation that reads"
+        )
+        self._note_reads(warp.index, where, bits_of(lanes), self._floors[warp.index, warp.index])
+
+    def _note_reads(self, index: int, where: slice | np.ndarray, bits: int, floor: int) -> None:
+        """Lanes of a warp, or sources, read bytes in the current epoch."""
+        mine = np.uint32(bits)
         before, sets = self._reads[index][where], self._readers[index][where]
-        recent = before > self._floors[index, index]
+        recent = before > floor
         lasting: np.ndarray | np.uint32 = np.uint32(0)
         if recent.any():
             places = _places(where)
@@ -297,11 +240,11 @@ class RaceDetector:
         DataRace
         """
         does = "starts an operation that overwrites"
-        known = self.clock(warp, lanes)
+        known = self.clocks.of(warp, lanes)
         self._check_known(warp, where, known, does)
-        for other in range(self._warps):
+        for other in range(len(self._reads)):
             epochs = self._reads[other][where]
-            late = epochs > known[other * _WARP : (other + 1) * _WARP].min()
+            late = epochs > known[other * WARP : (other + 1) * WARP].min()
             readers = self._readers[other][where] if late.any() else epochs
             while late.any():
                 first = int(late.argmax())
@@ -316,11 +259,42 @@ class RaceDetector:
             self._check_earlier(warp.index, at, known)
         self._writes[where] = 0
 
+    def begin_copies(self, where: np.ndarray) -> int:
+        """Copies of `cp.async` start to write bytes, which nobody knows before a wait; a mark."""
+        self._copies += 1
+        mark = self._copies * self._columns + self._columns - 1
+        self._writes[where] = mark
+        return mark
+
+    def end_copies(
+        self, mark: int, where: np.ndarray, warp: Warp, lanes: np.ndarray, epochs: np.ndarray
+    ) -> None:
+        """Lanes (by number) know of copies from epochs on, each of its row, [n, bytes]."""
+        written = epochs * self._columns + warp.index * WARP + lanes
+        mine = self._writes[where] == mark
+        self._writes[where[mine]] = np.broadcast_to(written[:, None], where.shape)[mine]
+
+    def complete(self, operation: AsyncOperation) -> None:
+        """An operation is complete, which only its source tells."""
+        clocks, source = self.clocks, operation.source
+        clocks.run(operation.clock)
+        if source is None:
+            return
+        epoch = clocks.complete(source)
+        told = clocks.completions(source)
+        clocks.operation = np.maximum(clocks.operation, told)
+        for written in operation.writes:
+            if written.region is self._shared:
+                self._writes[written.where] = epoch * self._columns + source
+        for read in operation.reads:
+            if read.region is self._shared:
+                self._note_reads(clocks.reader, read.where, 1 << source % WARP, 0)
+
     def _check_known(
         self, warp: Warp, where: slice | np.ndarray, known: np.ndarray, does: str
     ) -> None:
         writes = self._writes[where]
-        who, epochs = writes % self._threads, writes // self._threads
+        who, epochs = writes % self._columns, writes // self._columns
         unknown = epochs > known.take(who)
         if unknown.any():
             first = int(unknown.argmax())
@@ -332,8 +306,8 @@ class RaceDetector:
         low, high = self._shared.dirty
         if low < high:
             writes = self._writes[low:high]
-            clock = self.clock(warp, lanes)
-            known = writes // self._threads <= clock.take(writes % self._threads)
+            clock = self.clocks.of(warp, lanes)
+            known = writes // self._columns <= clock.take(writes % self._columns)
             keep = np.where(known, 0xFF ^ GENERIC, 0xFF).astype(np.uint8)
             self._shared.shadow[low:high] &= keep
 

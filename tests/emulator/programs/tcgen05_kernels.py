@@ -31,7 +31,9 @@ ALLOCATE = """
     add.u32 %r21, %r21, %r20;
 """
 DEALLOCATE = """
+    tcgen05.fence::before_thread_sync;
     bar.sync 0;
+    tcgen05.fence::after_thread_sync;
     @%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r20, 512;
 """
 COMMIT = "    @%p0 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [empty];\n"

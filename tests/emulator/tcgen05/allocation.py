@@ -72,7 +72,7 @@ def compile_alloc(op: Decoder) -> Closure:
         warp.cta.shared.store(place, np.array([[address]], np.uint32))
         races = warp.cta.races
         races.write(warp.index, place, 4, _ONE_LANE)
-        races.synchronize(warp, warp.lanes(mask))  # every lane of the warp has it
+        races.clocks.synchronize(warp, warp.lanes(mask))  # every lane of the warp has it
         return None
 
     return aligned(run)
@@ -91,7 +91,7 @@ def compile_dealloc(op: Decoder) -> Closure:
         address = _uniform(warp, start, "the address")
         columns = _uniform(warp, count, "the number of columns")
         core.memory.release(address, columns)
-        core.order.check_idle(Footprint(ALL_LANES, address, address + columns))
+        core.release(warp, Footprint(ALL_LANES, address, address + columns))
         warp.cta.launch.events += 1
 
     return aligned(run)

@@ -84,7 +84,12 @@ class _Shape:
         def perform() -> None:
             data = self.decompress(source.load().reshape(count, self.cells, self.used))
             columns = slice(column * WORD, (column + width) * WORD)
-            core.memory.write(slice(None), columns, data.reshape(count, -1)[self.rows])
+            flags, undefined = source.undefined, None
+            if flags.any():
+                # As 0xff, which every element that holds some of it shows.
+                parts = flags.reshape(count, self.cells, self.used) * np.uint8(0xFF)
+                undefined = self.decompress(parts).reshape(count, -1)[self.rows] != 0
+            core.memory.write(slice(None), columns, data.reshape(count, -1)[self.rows], undefined)
 
         operation = TensorOperation(
             "cp",

@@ -170,8 +170,10 @@ class ScaleOperand:
         """Columns that are read."""
         return -(-self.rows // PARTITION)
 
-    def read(self, memory: TensorMemory, format_: formats.SmallFloat) -> np.ndarray:
-        """Values `[rows, count]`, float64; NaN for a code of too many bits.
+    def read(
+        self, memory: TensorMemory, format_: formats.SmallFloat
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Values `[rows, count]`, float64, NaN for a code of too many bits, and undefined rows.
 
         What a UE4M3 code with its top bit set means is not specified. It is no fault by itself:
         memory that nobody has filled yet may hold one, in a row that nobody looks at.
@@ -185,13 +187,15 @@ class ScaleOperand:
         quarter = np.arange(PARTITIONS) * PARTITION
         lanes = (quarter[:, None] + row % PARTITION)[:, :, None]
         starts = (self.column + row // PARTITION) * WORD + self.first
-        codes = memory.read(lanes, starts[None, :, None] + np.arange(self.count))
-        if not (codes == codes[0]).all():
+        codes, flags = memory.read(lanes, starts[None, :, None] + np.arange(self.count))
+        undefined = None if flags is None else flags.any((0, 2))
+        same = (codes == codes[0]).all((0, 2))
+        if not (same if undefined is None else same | undefined).all():
             raise TensorMemoryMisuse(
                 f"scale factors at column {self.column} differ between the four quarters of lanes"
             )
         values = format_.decode(codes[0] & np.uint8((1 << format_.bits) - 1))
-        return np.where(codes[0].astype(int) >> format_.bits, np.nan, values)
+        return np.where(codes[0].astype(int) >> format_.bits, np.nan, values), undefined
 
 
 def scale_operand(address: int, rows: int, first: int, count: int) -> ScaleOperand:

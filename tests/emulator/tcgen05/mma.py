@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from emulator.errors import TensorMemoryMisuse
 from emulator.instructions.registry import Closure, Decoder, Mask, MemoryOperand, instruction
 from emulator.numbers import number_formats as formats
 from emulator.syntax.module import Address, Immediate, Vector
@@ -155,6 +156,9 @@ class _Mma:
             scale_operand(request.scale_a, what.rows, what.scale_a_id, request.scale_vector),
             scale_operand(request.scale_b, what.columns, what.scale_b_id, request.scale_vector),
         )
+        if scales[1].column % 2:
+            what = "tcgen05.mma with scale factors of B from an odd column"
+            self.core.cta.launch.note(what, TensorMemoryMisuse)
         for scale in scales:
             self.reads.append(Footprint(ALL_LANES, scale.column, scale.column + scale.columns))
         return scales
@@ -176,37 +180,58 @@ class _Mma:
 
     def perform(self) -> None:
         """Multiply and accumulate."""
+        self.undefined: list[np.ndarray] = []
         a, b = self._inputs()
         result = a @ b.T
         what, memory = self.what, self.core.memory
         columns = _columns(self.d_column, what.columns)
+        undefined = np.zeros(result.shape, bool)
+        for rows_or_columns in self.undefined:
+            undefined |= rows_or_columns
         if len(self.rows) < what.rows:
-            result = result[self.rows]
+            result, undefined = result[self.rows], undefined[self.rows]
         if self.request.accumulate:
-            words = np.ascontiguousarray(memory.read(self.lanes, columns)).view(np.uint32)
+            data, flags = memory.read(self.lanes, columns)
+            words = np.ascontiguousarray(data).view(np.uint32)
             result += self._decode(words) * 2.0**-self.request.input_shift
+            if flags is not None:
+                undefined = undefined | flags.reshape(*words.shape, WORD).any(-1)
         words = self._encode(result)
-        memory.write(self.lanes, columns, words.view(np.uint8))
+        flags = np.repeat(undefined, WORD, 1) if undefined.any() else None
+        memory.write(self.lanes, columns, words.view(np.uint8), flags)
+
+    def _note_undefined(self, flags: np.ndarray | None, axis: int) -> None:
+        """Rows of A (axis 0), or of B (axis 1), some of which is undefined: flags `[rows, ...]`."""
+        if flags is not None and flags.any():
+            rows = flags.reshape(len(flags), -1).any(1)
+            self.undefined.append(rows[:, None] if axis == 0 else rows[None, :])
 
     def _inputs(self) -> tuple[np.ndarray, np.ndarray]:
         """A `[M, K]` and B `[N, K]`, negated and scaled."""
         what = self.what
         *a_bytes, b_bytes = [where.load() for where in self.reads_of_shared]
+        for axis, operand in ((0, self.shared_a), (1, self.shared_b)):
+            if operand is not None:
+                place = self.reads_of_shared[0 if axis == 0 else -1]
+                self._note_undefined(place.undefined.reshape(operand.addresses.shape), axis)
         b = self.shared_b.decode(b_bytes.reshape(self.shared_b.addresses.shape))
         if self.shared_a is not None:
             a = self.shared_a.decode(a_bytes[0].reshape(self.shared_a.addresses.shape))
         else:
             columns = _columns(self.a_column, ROW_BYTES // WORD)
-            stored = self.core.memory.read(self.a_lanes, columns)
+            stored, flags = self.core.memory.read(self.a_lanes, columns)
+            self._note_undefined(flags, 0)
             a = decode_tensor_memory_operand(stored, what.a_type, what.kind)
         a = -a if what.negate_a else a
         b = -b if what.negate_b else b
         if self.scales is not None:
             assert what.scale_type is not None
-            a, b = (
-                _scale(matrix, scale.read(self.core.memory, what.scale_type))
-                for matrix, scale in zip((a, b), self.scales, strict=True)
-            )
+            values = []
+            for axis, scale in enumerate(self.scales):
+                factors, flags = scale.read(self.core.memory, what.scale_type)
+                self._note_undefined(flags, axis)
+                values.append(_scale((a, b)[axis], factors))
+            a, b = values
         return a, b
 
     def _decode(self, words: np.ndarray) -> np.ndarray:

@@ -41,8 +41,12 @@ def compile_commit(op: Decoder) -> Closure:
             thread = thread_of(warp, lane)
             core.order.fence_before(thread)
             barrier = barriers.at(offset)
-            operation = AsyncOperation(name, [], barrier.arrive, queue=core.queue(thread))
+            barrier.note_asynchronous_use("tcgen05.commit")
+            operation = AsyncOperation(
+                name, [], barrier.arrive, queue=core.queue(thread), source=core.source(thread)
+            )
             cta.submit(operation, warp)
+        cta.clocks.begin_epoch(warp)
 
     return run
 

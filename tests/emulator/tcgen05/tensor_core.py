@@ -15,6 +15,7 @@ import numpy as np
 from emulator.errors import DivergentExecution, TensorMemoryMisuse
 from emulator.machine.convergence import EACH_LANE
 from emulator.machine.execution import AsyncOperation
+from emulator.machine.registers import PendingLoad
 
 from .tensor_memory import Footprint, TensorMemory
 from .tensor_order import TensorOperation, TensorOrder
@@ -65,7 +66,7 @@ class TensorCore:
         self.memory = TensorMemory(cta.generator)
         launch = cta.launch
         threads = len(cta.warps) * WARP
-        self.order = TensorOrder(threads, launch.notes, launch.strict)
+        self.order = TensorOrder(threads, launch.note)
         self._queues = list(range(threads))
         self._collected: tuple[int, ...] | None = None
         cta.at_end.append(self.memory.check_empty)
@@ -73,6 +74,10 @@ class TensorCore:
     def queue(self, thread: int) -> tuple[str, int]:
         """The queue in which a thread's operations execute."""
         return "tcgen05", self._queues[thread]
+
+    def source(self, thread: int) -> int:
+        """Whose completions (see `clocks`) those of a thread's operations are."""
+        return self.cta.clocks.reading_source(("tcgen05", thread))
 
     def submit(
         self,
@@ -100,43 +105,45 @@ class TensorCore:
         for footprint in (*operation.reads, *operation.writes):
             self.memory.check_allocated(footprint)
         thread = operation.threads.start
-        operation.clock = self.cta.races.clock(warp, EACH_LANE[operation.threads.start % WARP])
+        clocks = self.cta.clocks
+        operation.clock = clocks.of(warp, EACH_LANE[thread % WARP]).reshape(2, -1)
         for earlier in self.order.start(operation):
             self._join(thread, earlier.threads.start)
+        source = self.source(thread)
+
+        def complete() -> None:
+            self.order.finish(operation, source, clocks.completed(source))
+
         self.cta.submit(
             AsyncOperation(
-                name,
-                [perform],
-                complete=lambda: self.order.finish(operation),
-                reads=reads,
-                queue=self.queue(thread),
+                name, [perform], complete, reads=reads, queue=self.queue(thread), source=source
             ),
             warp,
         )
 
     def begin_transfer(
-        self, warp: Warp, kind: str, cells: Sequence[Footprint], *, writes: bool
+        self, warp: Warp, kind: str, cells: Sequence[Footprint], load: PendingLoad | None = None
     ) -> None:
-        """A load or store of a warp, pending until its `tcgen05.wait`."""
+        """A load, or store, of a warp, pending until its `tcgen05.wait`."""
         for footprint in cells:
             self.memory.check_allocated(footprint)
-        reading, writing = ((), cells) if writes else (cells, ())
-        operation = TensorOperation(kind, threads_of(warp), reading, writing)
-        operation.clock = self.cta.races.clock(warp, warp.lanes(None))
+        reading, writing = ((), cells) if load is None else (cells, ())
+        operation = TensorOperation(kind, threads_of(warp), reading, writing, load=load)
+        operation.clock = self._clock(warp)
         self.order.start(operation)
 
-    def load(self, lanes: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Bytes of tensor memory for registers, as `TensorMemory.read`.
+    def finish_transfers(self, warp: Warp, kind: str) -> None:
+        """`tcgen05.wait`: all loads or stores of a warp have completed."""
+        self.order.finish_transfers(kind, threads_of(warp), self._clock(warp))
 
-        Where only a part of them has been written, that is an error only with `strict`: a warp may
-        load lanes that a matrix of 64 rows leaves alone, and ignore the NaN that it gets.
-        """
-        launch = self.cta.launch
-        written = self.memory.written[lanes, offsets]
-        if launch.strict or written.all() or not written.any():
-            return self.memory.read(lanes, offsets)
-        launch.notes["tcgen05.ld of cells that nothing has written"] += 1
-        return self.memory.data[lanes, offsets]
+    def release(self, warp: Warp, cells: Footprint) -> None:
+        """A warp gives up cells, which nothing may use any more."""
+        user = TensorOperation("dealloc", threads_of(warp), writes=(cells,))
+        user.clock = self._clock(warp)
+        self.order.release(user)
+
+    def _clock(self, warp: Warp) -> np.ndarray:
+        return self.cta.clocks.of(warp, warp.lanes(None)).reshape(2, -1)
 
     def collect(self, use: str, matrix: tuple[int, ...]) -> None:
         """Apply a collector qualifier to matrix A, given by all that identifies it.

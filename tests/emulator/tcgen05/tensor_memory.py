@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.errors import TensorMemoryLeak, TensorMemoryMisuse, UnwrittenRead
+from emulator.errors import TensorMemoryLeak, TensorMemoryMisuse
 
 LANES = 128
 COLUMNS = 512
@@ -67,15 +67,12 @@ class TensorMemory:
     data : np.ndarray
         uint8 `[128, 2048]`: the bytes of each lane.
     written : np.ndarray
-        bool `[128, 2048]`: whether a byte holds data of the current allocation.
+        bool `[128, 2048]`: whether a byte holds defined data of the current allocation.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.data = np.tile(POISON, (LANES, COLUMNS))
         self.written = np.zeros((LANES, COLUMNS * WORD), bool)
-        every = self.data.shape
-        self._lane_of = np.broadcast_to(np.arange(LANES)[:, None], every)
-        self._offset_of = np.broadcast_to(np.arange(COLUMNS * WORD), every)
         self._rng = rng
         self._allocations: dict[int, int] = {}
         self._relinquished = False
@@ -167,28 +164,25 @@ class TensorMemory:
                     f"(allocated are {self._describe()})"
                 )
 
-    def read(self, lanes: Index, offsets: Index) -> np.ndarray:
+    def read(self, lanes: Index, offsets: Index) -> tuple[np.ndarray, np.ndarray | None]:
         """Bytes at `[lanes, offsets]`, as NumPy indexes (byte offsets within a lane).
 
-        Raises
-        ------
-        UnwrittenRead
-            Nothing has written some of them.
+        Returns
+        -------
+        data : np.ndarray
+            uint8.
+        undefined : np.ndarray or None
+            bool: which of them nothing has written; None where every one is.
         """
         written = self.written[lanes, offsets]
-        if not written.all():
-            lane = self._lane_of[lanes, offsets][~written]
-            offset = self._offset_of[lanes, offsets][~written]
-            raise UnwrittenRead(
-                f"tensor memory lane {lane[0]}, column {offset[0] // WORD}, byte "
-                f"{offset[0] % WORD} was never written ({lane.size} bytes in all)"
-            )
-        return self.data[lanes, offsets]
+        return self.data[lanes, offsets], None if written.all() else ~written
 
-    def write(self, lanes: Index, offsets: Index, data: np.ndarray) -> None:
-        """Store bytes at `[lanes, offsets]`."""
+    def write(
+        self, lanes: Index, offsets: Index, data: np.ndarray, undefined: np.ndarray | None = None
+    ) -> None:
+        """Store bytes at `[lanes, offsets]`, some of which may be undefined."""
         self.data[lanes, offsets] = data
-        self.written[lanes, offsets] = True
+        self.written[lanes, offsets] = True if undefined is None else ~undefined
 
     def _check_size(self, columns: int) -> None:
         """The rule on the number of columns."""

@@ -9,27 +9,34 @@ are asynchronous: two that touch the same cells, one of them writing, must be or
   `tcgen05.fence::after_thread_sync` before the second.
 
 Either way the later one's threads must have been told of the earlier one, at barriers; that is held
-against the clocks of `race_detector`.
+against `clocks`. An operation that completed by chance, with nothing that says so, is still in
+flight for whoever meets it. Barriers with `.relaxed` are enough between the two fences.
 
-Anything else is an error here. Three orders that the ISA does not promise are common in NVIDIA's
-own kernels, so by default they are counted as notes and only refused with `strict`:
+Anything else is an error here. What the ISA does not promise but NVIDIA's own kernels do is by
+default counted as a note, and only refused with `strict`:
 
 * `mma -> cp` and `cp -> cp` of one thread without waiting (scale factors of the next step replace
   those of the last in place);
-* operations of different threads that are ordered by a completion, without the two fences;
-* overwriting or giving up what a `tcgen05.ld` read, without `tcgen05.wait::ld` (its registers have
-  been used by then).
+* an MMA that overwrites what one of another accumulator reads, by the same thread;
+* operations of different threads that are ordered by a completion, without the two fences, and
+  `tcgen05.dealloc` without the first of them;
+* overwriting or giving up what a `tcgen05.ld` read, without `tcgen05.wait::ld`, where its registers
+  were read before the release: they have been loaded by then.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from emulator.errors import DataRace, EmulationError, InFlightRead, InFlightWrite
+from emulator.machine.registers import PendingLoad
 
 from .tensor_memory import Footprint
+
+# Counts, or refuses, what the ISA does not promise: what, the error, its details.
+Note = Callable[[str, type[EmulationError], str], None]
+_MEMORY, _TIME = 0, 1  # halves of a clock
 
 
 class TensorOrderError(EmulationError):
@@ -50,8 +57,14 @@ class TensorOperation:
         Cells.
     pipeline : tuple
         Of an MMA its accumulator and shape: MMAs that agree in it run in order.
-    clock : numpy array
-        What its threads knew when they issued it (see `race_detector`).
+    clock : numpy array [2, columns]
+        What its threads knew when they issued it (see `clocks`), or waited for it.
+    completions : list of (int, int)
+        Sources and epochs, each of which says that it is complete.
+    after : list of TensorOperation
+        Of other threads, which it follows in a pipeline.
+    load : PendingLoad or None
+        Of a load, its registers.
     """
 
     kind: str
@@ -59,8 +72,29 @@ class TensorOperation:
     reads: Sequence[Footprint] = ()
     writes: Sequence[Footprint] = ()
     pipeline: tuple[int, ...] = ()
-    clock: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))
+    clock: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), np.uint32))
     fenced: float = float("inf")  # when its threads fenced it with before_thread_sync
+    completions: list[tuple[int, int]] = field(default_factory=list)
+    after: list["TensorOperation"] = field(default_factory=list)
+    waited: bool = False
+    load: PendingLoad | None = None
+
+    def is_complete_for(self, later: "TensorOperation") -> bool:
+        """Whether it was waited for, and a later one's threads know."""
+        time = later.clock[_TIME]
+        return self.waited or any(time[source] >= epoch for source, epoch in self.completions)
+
+    def complete(self, source: int, epoch: int) -> None:
+        """An epoch of a source says that it is complete, and what it follows."""
+        self.completions.append((source, epoch))
+        for earlier in self.after:
+            earlier.complete(source, epoch)
+        self.after = []
+
+    def is_known_to(self, later: "TensorOperation", half: int) -> bool:
+        """Whether a later one's threads have been told of it by all its threads."""
+        mine = slice(self.threads.start, self.threads.stop)
+        return bool((later.clock[half, mine] >= self.clock[half, mine]).all())
 
     def clash(self, later: "TensorOperation") -> Footprint | None:
         """Cells that both touch and that one of them writes."""
@@ -83,19 +117,16 @@ class TensorOrder:
     ----------
     threads : int
         Of the CTA.
-    notes : Counter
-        Counts orders that the ISA does not promise.
-    strict : bool
-        Whether these are errors.
+    note : callable
+        Takes orders that the ISA does not promise.
     """
 
-    def __init__(self, threads: int, notes: Counter[str], strict: bool) -> None:
+    def __init__(self, threads: int, note: Note) -> None:
         self._in_flight: list[TensorOperation] = []
         self._completed: dict[tuple[str, tuple[Footprint, ...], range], TensorOperation] = {}
         self._after_fence = [-1.0] * threads
         self._now = 0.0
-        self._notes = notes
-        self._strict = strict
+        self._note = note
 
     def start(self, operation: TensorOperation) -> list[TensorOperation]:
         """Issue an operation.
@@ -115,32 +146,38 @@ class TensorOrder:
             With `strict`: its order is common but not promised.
         """
         self._now += 1
-        before = []
-        for earlier in list(self._in_flight):
+        for earlier in (*self._in_flight, *self._completed.values()):
             cells = earlier.clash(operation)
-            if cells is not None:
+            if cells is None:
+                continue
+            if not earlier.is_complete_for(operation):
                 self._check_pipeline(earlier, operation, cells)
-                _check_told(earlier, operation)
                 if earlier.threads != operation.threads and earlier.kind != "ld":
-                    before.append(earlier)
-        for earlier in self._completed.values():
-            if earlier.threads != operation.threads and earlier.clash(operation):
+                    operation.after.append(earlier)
+            elif earlier.threads != operation.threads:
                 self._check_fences(earlier, operation)
-                _check_told(earlier, operation)
+            _check_told(earlier, operation)
         self._in_flight.append(operation)
-        return before
+        return [earlier for earlier in operation.after if earlier in self._in_flight]
 
-    def finish(self, operation: TensorOperation) -> None:
-        """The operation has completed."""
+    def finish(self, operation: TensorOperation, source: int, epoch: int) -> None:
+        """The operation has completed, which is an epoch of a source."""
+        operation.complete(source, epoch)
+        self._complete(operation)
+
+    def finish_transfers(self, kind: str, threads: range, clock: np.ndarray) -> None:
+        """`tcgen05.wait`: all loads or stores of a warp, which now knows that much, are done."""
+        for operation in [o for o in self._in_flight if o.kind == kind and o.threads == threads]:
+            operation.clock, operation.waited = clock, True
+            if operation.load is not None:
+                operation.load.finish()
+            self._complete(operation)
+
+    def _complete(self, operation: TensorOperation) -> None:
         self._now += 1
         self._in_flight.remove(operation)
         key = operation.kind, (*operation.reads, *operation.writes), operation.threads
         self._completed[key] = operation
-
-    def finish_transfers(self, kind: str, threads: range) -> None:
-        """`tcgen05.wait`: all loads or stores of a warp have completed."""
-        for operation in [o for o in self._in_flight if o.kind == kind and o.threads == threads]:
-            self.finish(operation)
 
     def fence_before(self, thread: int) -> None:
         """`tcgen05.fence::before_thread_sync`, also implied by `tcgen05.commit`."""
@@ -154,18 +191,30 @@ class TensorOrder:
         self._now += 1
         self._after_fence[thread] = self._now
 
-    def check_idle(self, cells: Footprint) -> None:
-        """Refuse to give up cells that an operation in flight uses.
+    def release(self, user: TensorOperation) -> None:
+        """Give up cells: nothing in flight may use them, and nobody later hears of who did.
 
         Raises
         ------
-        InFlightWrite
-            There is one.
+        InFlightRead, InFlightWrite, DataRace
+            An operation that used them is not complete, or nothing orders it before.
+        TensorOrderError
+            With `strict`: no fence follows such an operation of another warp.
         """
-        user = TensorOperation("dealloc", range(0), writes=(cells,))
-        for operation in list(self._in_flight):
-            if operation.clash(user):
-                self._refuse_race(operation, user, cells)
+        for earlier in (*self._in_flight, *self._completed.values()):
+            cells = earlier.clash(user)
+            if cells is None:
+                continue
+            if not earlier.is_complete_for(user):
+                self._refuse_race(earlier, user, cells)
+            _check_told(earlier, user)
+            others = earlier.threads.start not in user.threads
+            if others and earlier.fenced == float("inf"):
+                what = f"{earlier.kind} -> dealloc without tcgen05.fence::before_thread_sync"
+                self._note(what, TensorOrderError, f" (thread {earlier.threads.start})")
+        self._completed = {
+            key: each for key, each in self._completed.items() if not each.clash(user)
+        }
 
     def _check_pipeline(
         self, earlier: TensorOperation, later: TensorOperation, cells: Footprint
@@ -176,27 +225,33 @@ class TensorOrder:
             if earlier.threads != later.threads:
                 self._check_fences(earlier, later)
             return
-        if (
-            later.kind == "cp"
-            and earlier.kind in ("mma", "cp")
-            and earlier.threads == later.threads
-        ):
-            self._note(f"{earlier.kind} -> cp without waiting", f"on {cells}")
-            return
+        if earlier.threads == later.threads and earlier.kind in ("mma", "cp"):
+            if later.kind == "cp":
+                self._note(
+                    f"{earlier.kind} -> cp without waiting", TensorOrderError, f" on {cells}"
+                )
+                return
+            if not any(mine.overlaps(cells) for mine in earlier.writes):
+                what = "mma -> mma of another accumulator that overwrites what the first one reads"
+                self._note(what, InFlightWrite, f": {cells}")
+                return
         self._refuse_race(earlier, later, cells)
 
     def _refuse_race(
         self, earlier: TensorOperation, later: TensorOperation, cells: Footprint
     ) -> None:
         """Two operations touch the same cells and nothing orders them."""
-        if earlier.kind == "ld" and not self._strict:
-            self._note(f"ld -> {later.kind} without tcgen05.wait::ld", f"on {cells}")
-            self.finish(earlier)
-            return
         writes = any(cells is footprint for footprint in later.writes)
-        raise (InFlightWrite if writes else InFlightRead)(
+        kind = InFlightWrite if writes else InFlightRead
+        known = later.clock[_TIME, earlier.threads.start : earlier.threads.stop]
+        if earlier.load is not None and earlier.load.was_read(int(known.min(initial=0xFFFFFFFF))):
+            what = f"ld -> {later.kind} without tcgen05.wait::ld"
+            self._note(what, InFlightWrite, f" on {cells}")
+            earlier.load.overwritten = True
+            return
+        raise kind(
             f"tcgen05.{later.kind} {'writes' if writes else 'reads'} tensor memory {cells} while "
-            f"an earlier tcgen05.{earlier.kind} on it has not completed"
+            f"an earlier tcgen05.{earlier.kind} on it has not completed, or nothing says so"
         )
 
     def _check_fences(self, earlier: TensorOperation, later: TensorOperation) -> None:
@@ -205,24 +260,18 @@ class TensorOrder:
         if earlier.fenced < entered:
             return
         missing = "before" if earlier.fenced == float("inf") else "after"
-        self._note(
-            f"{earlier.kind} -> {later.kind} of another thread without "
-            f"tcgen05.fence::{missing}_thread_sync",
-            f"threads {earlier.threads.start} and {later.threads.start}",
-        )
-
-    def _note(self, what: str, detail: str) -> None:
-        """Count, or refuse, an order that the ISA does not promise."""
-        if self._strict:
-            raise TensorOrderError(f"{what} ({detail})")
-        self._notes[what] += 1
+        what = f"{earlier.kind} -> {later.kind} of another thread without "
+        what += f"tcgen05.fence::{missing}_thread_sync"
+        threads = f"threads {earlier.threads.start} and {later.threads.start}"
+        if not earlier.is_known_to(later, _MEMORY):
+            raise DataRace(f"{what}, where barriers are .relaxed ({threads})")
+        self._note(what, TensorOrderError, f" ({threads})")
 
 
 def _check_told(earlier: TensorOperation, later: TensorOperation) -> None:
     """Insist that an operation's threads know of an earlier one of all its threads."""
-    for thread in earlier.threads:
-        if later.clock[thread] < earlier.clock[thread]:
-            raise DataRace(
-                f"tcgen05.{later.kind} of thread {later.threads.start} meets tcgen05.{earlier.kind}"
-                f" of thread {thread} in tensor memory, and nothing orders the two"
-            )
+    if not earlier.is_known_to(later, _TIME):
+        raise DataRace(
+            f"tcgen05.{later.kind} of thread {later.threads.start} meets tcgen05.{earlier.kind}"
+            f" of thread {earlier.threads.start} in tensor memory, and nothing orders the two"
+        )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from emulator.programs.ptx_kernels import SEEDS
-from emulator.programs.tcgen05_kernels import MmaCase
+from emulator.programs.tcgen05_kernels import DEALLOCATE, MmaCase
 
 from .canonical_layouts import Canonical, encode_descriptor
 
@@ -109,7 +109,7 @@ def test_sixty_four_rows_use_half_of_each_quarter() -> None:
     body = case.body()
     # Only lanes 0-15 of each quarter are written: read them with a shape of 16 lanes.
     start = body.index("    add.u32 %r22, %r21, 0;")
-    stop = body.index("    bar.sync 0;\n    @%p1 tcgen05.dealloc")
+    stop = body.index(DEALLOCATE)
     read = """
     tcgen05.ld.sync.aligned.16x256b.x1.b32 {%r100, %r101, %r102, %r103}, [%r21];
     tcgen05.wait::ld.sync.aligned;

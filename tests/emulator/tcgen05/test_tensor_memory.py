@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from emulator.errors import TensorMemoryLeak, TensorMemoryMisuse, UnwrittenRead
+from emulator.errors import TensorMemoryLeak, TensorMemoryMisuse
 
 from .tensor_memory import ALL_LANES, Footprint, TensorMemory, split_address
 from .tensor_memory_shapes import register_cells
@@ -73,18 +73,21 @@ def test_accesses_stay_within_allocations(memory: TensorMemory) -> None:
         memory.check_allocated(Footprint(1, start + 30, start + 33))
 
 
-def test_cells_hold_poison_until_written_and_again_after_a_new_allocation() -> None:
+def test_cells_are_undefined_until_written_and_again_after_a_new_allocation() -> None:
     memory = TensorMemory(np.random.default_rng(0))
     start = memory.allocate(512)
     lanes, offsets = np.array([[5], [6]]), np.arange(8)[None, :]
     memory.write(lanes, offsets, np.arange(16, dtype=np.uint8).reshape(2, 8))
-    np.testing.assert_array_equal(memory.read(lanes, offsets)[1], np.arange(8, 16))
-    with pytest.raises(UnwrittenRead, match=r"lane 6, column 2, byte 0 was never written \(1 "):
-        memory.read(np.array([6]), np.array([8]))
+    data, undefined = memory.read(lanes, offsets)
+    np.testing.assert_array_equal(data[1], np.arange(8, 16))
+    assert undefined is None
+    _, undefined = memory.read(np.array([6, 6]), np.array([7, 8]))
+    np.testing.assert_array_equal(undefined, [False, True])
+    memory.write(lanes, offsets, data, data == 3)
+    np.testing.assert_array_equal(memory.read(lanes, offsets)[1], data == 3)
     memory.release(start, 512)
     memory.allocate(512)
-    with pytest.raises(UnwrittenRead, match="lane 5, column 0, byte 0"):
-        memory.read(lanes, offsets)
+    assert memory.read(lanes, offsets)[1].all()
 
 
 def test_footprints() -> None:

@@ -207,21 +207,23 @@ STORE_HALF = """
 """
 
 
-def test_unwritten_lanes_are_nan_and_noted_unless_strict() -> None:
-    load = "    tcgen05.ld.sync.aligned.32x32b.x1.b32 %r100, [%r21];\n" + store_registers(1)
+@pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
+def test_what_is_unwritten_may_be_loaded_but_not_stored(strict: bool) -> None:
+    load = "    tcgen05.ld.sync.aligned.32x32b.x1.b32 %r100, [%r21];\n"
+    load += "    tcgen05.wait::ld.sync.aligned;\n    add.u32 %r100, %r100, 1;\n"
+    choose = "    and.b32 %r40, %r0, 16;\n    setp.eq.u32 %p4, %r40, 0;\n"
+    store = store_registers(1)
     out = Region("out", 0x5000_0000, np.zeros(THREADS * 1024, np.uint8))
-    ptx = kernel(ALLOCATE + OUTPUT + STORE_HALF + load + DEALLOCATE, 1, SHARED)
-    report = run(ptx, [out], block=THREADS, strict=False)
+    start, stop = ALLOCATE + OUTPUT + STORE_HALF + load + choose, DEALLOCATE
+    with pytest.raises(errors.UnwrittenRead, match=r"out: what is stored .*last loaded by tcgen05"):
+        run(kernel(start + store + stop, 1, SHARED), [out], block=THREADS, strict=strict)
+    store = store.replace("st.global", "@%p4 st.global")
+    report = run(kernel(start + store + stop, 1, SHARED), [out], block=THREADS, strict=strict)
     found = out.data.view(np.uint32).reshape(THREADS, -1)[:, 0]
-    unwritten = np.arange(THREADS) % 32 >= 16
-    assert np.isnan(found.view(np.float32)[unwritten]).all()
-    assert (found[~unwritten] < THREADS).all()
-    assert report.notes["tcgen05.ld of cells that nothing has written"] == THREADS // 32
-    with pytest.raises(errors.UnwrittenRead):
-        run(ptx, [out], block=THREADS, strict=True)
-    nothing = kernel(ALLOCATE + OUTPUT + load + DEALLOCATE, 1, SHARED)
-    with pytest.raises(errors.UnwrittenRead):
-        run(nothing, [out], block=THREADS, strict=False)
+    written = np.arange(THREADS) % 32 < 16
+    assert (found[written] > 0).all()
+    assert not found[~written].any()
+    assert not report.notes
 
 
 LOAD = "    tcgen05.ld.sync.aligned.32x32b.x1.b32 %r100, [%r21];\n"
@@ -242,9 +244,12 @@ FAULTS = {
         "disagree",
     ),
     "unwritten": (
-        "    add.u32 %r23, %r21, 8;\n" + LOAD.replace("%r21", "%r23"),
+        "    add.u32 %r23, %r21, 8;\n"
+        + LOAD.replace("%r21", "%r23")
+        + "    setp.eq.u32 %p4, %r100, 0;\n"
+        "    @%p4 bra L9;\nL9:\n",
         errors.UnwrittenRead,
-        "column",
+        "%p4 is used, which depends on what nothing has written",
     ),
     "beyond-the-last-column": (
         "    add.u32 %r23, %r21, 511;\n"

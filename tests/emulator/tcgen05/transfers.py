@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emulator.errors import TensorMemoryMisuse
+from emulator.instructions.memory_accesses import stored_undefined, undefined_noter
 from emulator.instructions.registry import Closure, Decoder, Mask, MemoryOperand, instruction
 from emulator.machine.convergence import aligned
-from emulator.syntax.module import Immediate, Operand
+from emulator.machine.registers import PendingLoad
+from emulator.syntax.module import Immediate, Operand, Register
 
-from .tensor_core import WARP, TensorCore, check_whole_warp, threads_of
+from .tensor_core import WARP, TensorCore, check_whole_warp
 from .tensor_memory import LANES, WORD, Footprint, split_address
 from .tensor_memory_shapes import SHAPES, RegisterCells, register_cells
 
@@ -128,16 +130,22 @@ def compile_ld(op: Decoder) -> Closure:
     transfer = _take_shape(op, "pack::16b", 1, op.operands[2] if count == 3 else None)
     registers = [op.destination(register, np.uint32) for register in op.vector(0)]
     _check_registers(op, len(registers), transfer.cells)
+    note_undefined = undefined_noter(op, op.vector(0))
+    names = [e.name if isinstance(e, Register) else None for e in op.vector(0)]
 
     def run(warp: Warp, mask: Mask) -> None:
         check_whole_warp(warp, mask)
         lane, column = transfer.locate(warp)
         core = warp.cta.extension(TensorCore)
-        core.begin_transfer(warp, "ld", transfer.footprints(lane, column), writes=False)
-        data = core.load(*_bytes_of(transfer, lane, column))
+        load = PendingLoad([name for name in names if name is not None], warp.loads)
+        core.begin_transfer(warp, "ld", transfer.footprints(lane, column), load)
+        data, undefined = core.memory.read(*_bytes_of(transfer, lane, column))
         words = np.ascontiguousarray(data).view(np.uint32)[..., 0]
         for index, register in enumerate(registers):
             warp.slots[register][...] = words[:, index]
+        if undefined is not None:
+            bits = np.ascontiguousarray(undefined * np.uint8(0xFF)).view(np.uint32)[..., 0]
+            note_undefined(warp, None, bits)
 
     return aligned(run)
 
@@ -150,17 +158,19 @@ def compile_st(op: Decoder) -> Closure:
     """
     count = op.expect_operands(2, 3)
     transfer = _take_shape(op, "unpack::16b", 0, op.operands[1] if count == 3 else None)
-    registers = [op.source(register, np.uint32) for register in op.vector(count - 1)]
-    _check_registers(op, len(registers), transfer.cells)
+    places = [op.carried_source(register, np.uint32) for register in op.vector(count - 1)]
+    _check_registers(op, len(places), transfer.cells)
 
     def run(warp: Warp, mask: Mask) -> None:
         check_whole_warp(warp, mask)
         lane, column = transfer.locate(warp)
         core = warp.cta.extension(TensorCore)
-        core.begin_transfer(warp, "st", transfer.footprints(lane, column), writes=True)
-        words = np.stack([warp.slots[register] for register in registers], axis=1)
+        core.begin_transfer(warp, "st", transfer.footprints(lane, column))
+        words = np.stack([warp.slots[each.slot] for each in places], axis=1)
         data = words[..., None].view(np.uint8)
-        core.memory.write(*_bytes_of(transfer, lane, column), data)
+        bits = stored_undefined(warp, places, None, np.uint32)
+        undefined = None if bits is None else bits[..., None].view(np.uint8) != 0
+        core.memory.write(*_bytes_of(transfer, lane, column), data, undefined)
 
     return aligned(run)
 
@@ -175,6 +185,6 @@ def compile_wait(op: Decoder) -> Closure:
 
     def run(warp: Warp, mask: Mask) -> None:
         check_whole_warp(warp, mask)
-        warp.cta.extension(TensorCore).order.finish_transfers(kind, threads_of(warp))
+        warp.cta.extension(TensorCore).finish_transfers(warp, kind)
 
     return aligned(run)
