@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from emulator.errors import UnsupportedInstruction
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from emulator.errors import EmulationError, UnsupportedInstruction
 from emulator.machine.launch import Report, run_kernel
 from emulator.machine.memory import Region
 from emulator.machine.scheduler import Policy
@@ -63,3 +69,77 @@ def emulate_launch(
         policy,
         strict=strict,
     )
+
+
+@dataclass
+class RunReport:
+    """What came of a launch on several schedules; as text, a page to read.
+
+    Attributes
+    ----------
+    kernel : str
+    seeds : list of int
+        Of the schedules that it ran on; the last one may have ended in a fault.
+    fault : EmulationError or None
+        The first one.
+    notes : Counter
+        What the kernel relies on though the ISA does not promise it, and how often.
+    differing : set of str
+        Regions that did not end up the same on every schedule.
+    instructions : int
+        Warp instructions of all schedules.
+    memory : dict
+        Every region of device memory by name, uint8, after the last schedule.
+    """
+
+    kernel: str
+    seeds: list[int] = field(default_factory=list)
+    fault: EmulationError | None = None
+    notes: Counter[str] = field(default_factory=Counter)
+    differing: set[str] = field(default_factory=set)
+    instructions: int = 0
+    memory: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{self.kernel}: {len(self.seeds)} schedules, {self.instructions} instructions"]
+        if self.fault is not None:
+            lines.append(
+                f"fault on seed {self.seeds[-1]}: {type(self.fault).__name__}: {self.fault}"
+            )
+        lines += [f"differs between schedules: {name}" for name in sorted(self.differing)]
+        lines += [f"note, {count} times: {what}" for what, count in sorted(self.notes.items())]
+        return "\n".join(lines)
+
+
+def run(launch: Launch, seeds: Iterable[int] = range(8), *, strict: bool = False) -> RunReport:
+    """Run a recorded launch on several schedules, each on the memory that was recorded with it.
+
+    Parameters
+    ----------
+    launch : Launch
+    seeds : iterable of int
+        Of the schedules: 8 that follow each other have one of each policy.
+    strict : bool
+        Whether what would be a note is a fault.
+
+    Raises
+    ------
+    ValueError
+        Nothing kept the PTX of the kernel.
+    """
+    report = RunReport(launch.kernel)
+    for seed in seeds:
+        memory = memory_of(launch)
+        report.seeds.append(seed)
+        try:
+            done = emulate_launch(launch, memory, seed, strict=strict)
+        except EmulationError as error:
+            report.fault = error
+            break
+        report.instructions += done.total
+        report.notes += done.notes
+        for name, region in memory.items():
+            if not np.array_equal(report.memory.get(name, region.data), region.data):
+                report.differing.add(name)
+            report.memory[name] = region.data
+    return report

@@ -185,7 +185,7 @@ class _Mma:
         result = a @ b.T
         what, memory = self.what, self.core.memory
         columns = _columns(self.d_column, what.columns)
-        undefined = np.zeros(result.shape, bool)
+        undefined: np.ndarray = np.zeros(result.shape, bool)
         for rows_or_columns in self.undefined:
             undefined |= rows_or_columns
         if len(self.rows) < what.rows:
@@ -204,7 +204,7 @@ class _Mma:
         """Rows of A (axis 0), or of B (axis 1), some of which is undefined: flags `[rows, ...]`."""
         if flags is not None and flags.any():
             rows = flags.reshape(len(flags), -1).any(1)
-            self.undefined.append(rows[:, None] if axis == 0 else rows[None, :])
+            self.undefined.append(np.expand_dims(rows, 1 - axis))
 
     def _inputs(self) -> tuple[np.ndarray, np.ndarray]:
         """A `[M, K]` and B `[N, K]`, negated and scaled."""

@@ -1,0 +1,62 @@
+"""The README's example runs as it stands, and its report says what happens."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emulator import Launch, RunReport, run
+from emulator.errors import MissingProxyFence
+
+from .standin import reason_unavailable
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.fixture(scope="module")
+def example() -> dict[str, Any]:
+    """The names that the README's example leaves behind."""
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    if reason_unavailable() is not None:
+        pytest.skip(str(reason_unavailable()))
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(code.splitlines()) <= 10
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names
+
+
+@pytest.mark.filterwarnings("ignore:Cache is disabled")
+def test_the_example_copies_and_prints_what_the_readme_shows(
+    example: dict[str, Any],
+) -> None:
+    report: RunReport = example["report"]
+    numbers = np.arange(100 * 64, dtype=np.float32).view(np.uint32) >> 16
+    assert example["copied"].shape == (128, 64)
+    assert np.isin(example["copied"][:2], numbers).all()
+    assert report.fault is None
+    assert not report.differing
+    shown = re.search(r"`(\w+)\.\.\.: (8 schedules), \.\.\. instructions`", README.read_text())
+    assert shown is not None
+    assert re.match(rf"{shown[1]}\w*: {shown[2]}, \d+ instructions$", str(report))
+
+
+@pytest.mark.filterwarnings("ignore:Cache is disabled")
+def test_a_fault_and_notes_are_in_the_report(example: dict[str, Any]) -> None:
+    launch: Launch = example["launches"][0]
+    assert launch.ptx is not None
+    fences = re.compile(r"fence\.mbarrier_init[^;]*;")
+    assert fences.search(launch.ptx)
+    broken = replace(launch, ptx=fences.sub("", launch.ptx))
+    report = run(broken, range(2))
+    assert report.notes == {"mbarrier.init -> bulk copy without a fence": 4}
+    assert "note, 4 times: mbarrier.init -> bulk copy" in str(report)
+    report = run(broken, range(2), strict=True)
+    assert isinstance(report.fault, MissingProxyFence)
+    assert report.seeds == [0]
+    assert "fault on seed 0: MissingProxyFence: " in str(report)
