@@ -14,7 +14,8 @@ from sdsa_quant.layout import DIM, PACKED_DIM, SCALES_PER_KEY
 from .fp8 import dequantize_fp8, quantize_fp8
 from .mxfp4 import BLOCK as MX_BLOCK
 from .mxfp4 import dequantize_mxfp4, quantize_mxfp4
-from .nvfp4 import FOUR_OVER_SIX, dequantize_nvfp4, quantize_nvfp4
+from .nvfp4 import COVARIANCE, FOUR_OVER_SIX, SEARCH, dequantize_nvfp4, quantize_nvfp4
+from .rule_weights import RuleWeights
 
 Stored = tuple[torch.Tensor, ...]  # what one encoder makes: codes, and scales if it has any
 
@@ -27,12 +28,17 @@ class KeyFormat:
     bytes_per_key: int
     quantizes_query: bool  # else query rows stay BF16
     summary: str  # one line for a reader
-    encode: Callable[[torch.Tensor], Stored]  # float [..., 128] to the stored tensors
+    encode: Callable[..., Stored]  # float [..., 128], and weights, to the stored tensors
     decode: Callable[..., torch.Tensor]  # the stored tensors to float32 [..., 128]
+    is_calibrated: bool = False  # whether `encode` takes weights: those of keys, or of query rows
 
-    def round_trip(self, values: torch.Tensor) -> torch.Tensor:
-        """float32 values of the stored form of floating point ``[..., 128]``."""
-        return self.decode(*self.encode(values))
+    def round_trip(self, values: torch.Tensor, weights: RuleWeights | None = None) -> torch.Tensor:
+        """float32 values of the stored form of floating point ``[..., 128]``.
+
+        `weights` are for a calibrated format, which needs them, and nothing to the others.
+        """
+        stored = self.encode(values, weights) if self.is_calibrated else self.encode(values)
+        return self.decode(*stored)
 
 
 def _encode_bf16(values: torch.Tensor) -> Stored:
@@ -43,6 +49,11 @@ def _decode_bf16(values: torch.Tensor) -> torch.Tensor:
     return values.float()
 
 
+def _encode_by_covariance(values: torch.Tensor, weights: RuleWeights) -> Stored:
+    return quantize_nvfp4(values, rule=COVARIANCE, weights=weights)
+
+
+_encode_by_search = partial(quantize_nvfp4, rule=SEARCH)
 _NVFP4_BYTES = PACKED_DIM + SCALES_PER_KEY
 
 KEY_FORMATS = {
@@ -93,6 +104,48 @@ KEY_FORMATS = {
 }
 
 
+# NVFP4 by the rules that search: slower, and no part of a study unless it is asked for them.
+RULE_FORMATS = {
+    key_format.name: key_format
+    for key_format in (
+        KeyFormat(
+            "nvfp4-search",
+            _NVFP4_BYTES,
+            True,
+            "NVFP4 with the scale of all between amax / 8 and amax / 3.5 that loses least",
+            _encode_by_search,
+            dequantize_nvfp4,
+        ),
+        KeyFormat(
+            "nvfp4-search-mixed",
+            _NVFP4_BYTES,
+            False,
+            "NVFP4 keys with the scale that loses least, BF16 query rows",
+            _encode_by_search,
+            dequantize_nvfp4,
+        ),
+        KeyFormat(
+            "nvfp4-covariance",
+            _NVFP4_BYTES,
+            True,
+            "NVFP4 keys chosen by the covariance of query rows, and query rows by that of keys",
+            _encode_by_covariance,
+            dequantize_nvfp4,
+            True,
+        ),
+        KeyFormat(
+            "nvfp4-covariance-mixed",
+            _NVFP4_BYTES,
+            False,
+            "NVFP4 keys chosen by the covariance of query rows, BF16 query rows",
+            _encode_by_covariance,
+            dequantize_nvfp4,
+            True,
+        ),
+    )
+}
+
+
 def key_format(name: str) -> KeyFormat:
     """The format of that name.
 
@@ -101,6 +154,7 @@ def key_format(name: str) -> KeyFormat:
     ValueError
         No format has that name; the message lists those there are.
     """
-    if name not in KEY_FORMATS:
-        raise InputError(f"format must be one of {', '.join(KEY_FORMATS)}, got {name!r}")
-    return KEY_FORMATS[name]
+    formats = {**KEY_FORMATS, **RULE_FORMATS}
+    if name not in formats:
+        raise InputError(f"format must be one of {', '.join(formats)}, got {name!r}")
+    return formats[name]

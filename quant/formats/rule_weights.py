@@ -34,7 +34,17 @@ class RuleWeights:
     @property
     def digest(self) -> str:
         """SHA-256 of the matrix's bytes, hexadecimal."""
-        return hashlib.sha256(self.matrix.cpu().contiguous().numpy().tobytes()).hexdigest()
+        return tensor_digest(self.matrix)
+
+
+def tensor_digest(*tensors: torch.Tensor) -> str:
+    """SHA-256 of the bytes of some tensors, one after another, hexadecimal."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(
+            bytes(tensor.detach().cpu().contiguous().view(torch.uint8).flatten().tolist())
+        )
+    return digest.hexdigest()
 
 
 def rule_weights(covariance: torch.Tensor) -> RuleWeights:

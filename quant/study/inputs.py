@@ -8,7 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-DEFAULT_FORMATS = ("nvfp4", "nvfp4-mixed", "nvfp4-4over6", "mxfp4", "fp8")  # all except bf16
+DEFAULT_FORMATS = (
+    "nvfp4",
+    "nvfp4-mixed",
+    "nvfp4-4over6",
+    "mxfp4",
+    "fp8",
+)  # not bf16, nor the slow rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +47,6 @@ class StudyInputs:
 
     positions: str | None = None
     """Tensor of each row's position, from 0, or a pattern."""
+
+    calibration: Path | None = None
+    """Calibration file of another capture; null for what the other requests of a layer give."""

@@ -61,6 +61,11 @@ class StudySettings:
             )
 
     @property
+    def is_calibrated(self) -> bool:
+        """Whether a format needs the statistics of other keys and query rows."""
+        return any(key_format(name).is_calibrated for name in self.formats)
+
+    @property
     def settings(self) -> tuple[Setting, ...]:
         """Transform by transform, every format."""
         return tuple(

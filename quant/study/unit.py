@@ -27,7 +27,9 @@ import torch
 from sdsa_quant.accuracy.baseline import baseline_scores
 from sdsa_quant.accuracy.blocks import BlockProfile, profile_blocks
 from sdsa_quant.accuracy.metrics import RowAccuracy, RowBaseline, TopKAccuracy
+from sdsa_quant.calibration.layer import LayerCalibration
 from sdsa_quant.formats.key_formats import KeyFormat
+from sdsa_quant.formats.rule_weights import RuleWeights
 from sdsa_quant.formats.transforms import KeyTransform, fit_transforms
 from sdsa_quant.layout import DIM
 
@@ -74,6 +76,7 @@ def measure_unit(
     settings: StudySettings,
     transforms: LayerTransforms,
     device: torch.device | str = "cpu",
+    calibration: LayerCalibration | None = None,
 ) -> UnitResult:
     """Measure every setting on one request of one layer.
 
@@ -87,13 +90,22 @@ def measure_unit(
         `fit_layer` of this layer.
     device : torch.device or str
         Where to compute.
+    calibration : LayerCalibration, optional
+        What calibrated formats need: statistics that this request is not part of. Centering then
+        takes their mean key too, with every format.
 
     Raises
     ------
     ValueError
         A key or query value is not finite.
     """
-    unit = _Unit(layer, request, settings, transforms, torch.device(device))
+    if calibration is not None:
+        mean = calibration.key_mean.float()
+        transforms = tuple(
+            transform if transform.mean is None else replace(transform, mean=mean)
+            for transform in transforms
+        )
+    unit = _Unit(layer, request, settings, transforms, torch.device(device), calibration)
     rows = layer.request_rows[request]
     # Without query rows there is still one chunk, to measure the keys alone.
     for start in range(0, max(len(rows), 1), unit.rows_per_chunk):
@@ -119,12 +131,17 @@ class _Unit:
         settings: StudySettings,
         transforms: LayerTransforms,
         device: torch.device,
+        calibration: LayerCalibration | None,
     ) -> None:
         self._layer = layer
         self._request = request
         self._settings = settings
         self._device = device
         self._transforms = [transform.to(device) for transform in transforms]
+        self._key_weights, self._query_weights = (
+            [None if weights is None else weights.to(device) for weights in each]
+            for each in _weights(transforms, calibration)
+        )
         self._formats = [setting.format for setting in settings.settings[: len(settings.formats)]]
         self._codecs = _distinct_codecs(self._formats)
         self._length = layer.keys.context_lengths[request]
@@ -175,7 +192,8 @@ class _Unit:
         transform = self._transforms[index]
         transformed_query = transform.apply_query(query)
         wide_queries = [
-            _stored_query(key_format, transformed_query).double() for key_format in self._formats
+            _stored_query(key_format, transformed_query, self._query_weights[index]).double()
+            for key_format in self._formats
         ]
         shifts = transform.score_shifts(query)[:, None]
         scores = torch.empty(
@@ -187,7 +205,7 @@ class _Unit:
             if first:
                 self._profiles[index] += profile_blocks(transformed)
             for codec in self._codecs:
-                decoded = codec.format.round_trip(transformed)
+                decoded = codec.format.round_trip(transformed, self._key_weights[index])
                 if first:
                     self._add_channel_errors(index, codec, keys, transform.restore_keys(decoded))
                 wide_keys = decoded.double().T
@@ -238,10 +256,24 @@ def _distinct_codecs(formats: Sequence[KeyFormat]) -> list[_Codec]:
     return [_Codec(formats[same[0]], tuple(same)) for same in alike.values()]
 
 
-def _stored_query(key_format: KeyFormat, query: torch.Tensor) -> torch.Tensor:
+def _weights(
+    transforms: LayerTransforms, calibration: LayerCalibration | None
+) -> tuple[list[RuleWeights | None], list[RuleWeights | None]]:
+    """Weights of keys and of query rows for each transform."""
+    if calibration is None:
+        return [None] * len(transforms), [None] * len(transforms)
+    return (
+        [calibration.key_weights(transform.rotate) for transform in transforms],
+        [calibration.query_weights(transform.rotate) for transform in transforms],
+    )
+
+
+def _stored_query(
+    key_format: KeyFormat, query: torch.Tensor, weights: RuleWeights | None
+) -> torch.Tensor:
     """Transformed query rows as a kernel would get them."""
     if key_format.quantizes_query:
-        return key_format.round_trip(query)
+        return key_format.round_trip(query, weights)
     return query.to(torch.bfloat16)
 
 

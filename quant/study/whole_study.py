@@ -15,7 +15,7 @@ from sdsa_quant.environment import describe_environment
 from sdsa_quant.errors import Hint, InputError, SdsaError
 from sdsa_quant.files.atomic_file import write_text
 from sdsa_quant.files.typed_json import json_text
-from sdsa_quant.formats.key_formats import KEY_FORMATS
+from sdsa_quant.formats.key_formats import key_format
 from sdsa_quant.formats.transforms import NONE
 from sdsa_quant.layout import DEFAULT_SOFTMAX_SCALE, DEFAULT_TOP_K
 
@@ -53,6 +53,7 @@ def run(
     requests: Sequence[int] | str | None = None,
     causal: bool = False,
     positions: str | None = None,
+    calibration: str | Path | None = None,
     formats: Sequence[str] = DEFAULT_FORMATS,
     rotate: Sequence[str] = (NONE,),
     gain: Sequence[str] = (NONE,),
@@ -94,8 +95,14 @@ def run(
         positions.
     positions : str, optional
         Tensor of each row's position, from 0, or a pattern, for causal rows that are not the last.
+    calibration : str or Path, optional
+        A calibration file of another capture, whose mean keys and covariances the covariance
+        formats are to use instead of those of the other requests.
     formats : sequence of str
-        Names from ``bf16``, ``nvfp4``, ``nvfp4-mixed``, ``nvfp4-4over6``, ``mxfp4`` and ``fp8``.
+        Names from ``bf16``, ``nvfp4``, ``nvfp4-mixed``, ``nvfp4-4over6``, ``nvfp4-search``,
+        ``nvfp4-search-mixed``, ``nvfp4-covariance``, ``nvfp4-covariance-mixed``, ``mxfp4`` and
+        ``fp8``. With a covariance format among them every request is measured with the mean key and
+        the covariances of the layer's other requests, or with those of `calibration`.
     rotate, gain, center : sequence of str
         Transforms to combine: ``none`` and ``hadamard``; ``none``, ``auto`` and powers of two;
         ``none`` and ``channel``.
@@ -141,6 +148,7 @@ def run(
         requests=requests if requests is None or isinstance(requests, str) else tuple(requests),
         causal=causal,
         positions=positions,
+        calibration=None if calibration is None else Path(calibration),
     )
     settings = StudySettings(
         formats=_names(formats),
@@ -244,7 +252,7 @@ def _report(study: Study, timing: StudyTiming) -> StudyReport:
 
 
 def _settings(settings: StudySettings) -> StudiedSettings:
-    formats = [KEY_FORMATS[name] for name in settings.formats]
+    formats = [key_format(name) for name in settings.formats]
     return StudiedSettings(
         formats=tuple(
             FormatInfo(each.name, each.bytes_per_key, each.quantizes_query, each.summary)

@@ -14,6 +14,10 @@ from pathlib import Path
 
 import torch
 
+from sdsa_quant.calibration.file import read_calibration
+from sdsa_quant.calibration.layer import LayerCalibration, Moments
+from sdsa_quant.calibration.requests import held_out, request_moments
+
 from .inputs import StudyInputs
 from .layers import StudyLayer, open_layers
 from .records import StudyFolder, describe_study
@@ -103,15 +107,45 @@ def measure_units(
         A key or a query value is not finite, or a result file cannot be written.
     """
     fitted: tuple[int, LayerTransforms] | None = None
+    calibrations = _Calibrations(study)
     with _one_thread():
         for unit in units:
             if not study.folder.has(unit.layer, unit.request):
                 layer = study.layers[unit.layer]
                 if fitted is None or fitted[0] != unit.layer:
                     fitted = unit.layer, fit_layer(layer, study.settings)
-                result = measure_unit(layer, unit.request, study.settings, fitted[1], study.device)
+                result = measure_unit(
+                    layer,
+                    unit.request,
+                    study.settings,
+                    fitted[1],
+                    study.device,
+                    calibrations.of(unit),
+                )
                 study.folder.write(unit.layer, unit.request, result)
             advance(unit.cost)
+
+
+class _Calibrations:
+    """The statistics that each unit is measured with: never its own."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._read = None
+        if study.inputs.calibration is not None:
+            self._read = read_calibration(study.inputs.calibration)
+        self._moments: tuple[int, list[Moments]] | None = None  # of a layer
+
+    def of(self, unit: Unit) -> LayerCalibration | None:
+        """Those of another capture, or of the layer's other requests; None if none are needed."""
+        if not self._study.settings.is_calibrated:
+            return None
+        layer = self._study.layers[unit.layer]
+        if self._read is not None:
+            return self._read.layer(layer.name)
+        if self._moments is None or self._moments[0] != unit.layer:
+            self._moments = unit.layer, request_moments(layer)
+        return held_out(layer, self._moments[1], unit.request)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sdsa_quant.formats.key_formats import KEY_FORMATS
+from sdsa_quant.formats.key_formats import key_format
 
 from . import measurements
 from .svg import BLUE, INK, LINE, ORANGE, PALE, QUIET, Drawing
@@ -95,7 +95,7 @@ def recall_by_bytes() -> str:
         "bf16": ("end", -10),
     }
     for name, (anchor, offset) in sides.items():
-        size = KEY_FORMATS[name].bytes_per_key
+        size = key_format(name).bytes_per_key
         plain, best = at(size, recalls[PLAIN][name]), at(size, recalls[BEST][name])
         drawing.line(plain, best, color=LINE, width=2)
         drawing.dot(*plain, fill="#ffffff", line=BLUE)

@@ -48,6 +48,8 @@ EXAMPLES = examples(
     "sdsa study keys.safetensors queries.safetensors -o report --lengths lengths",
     "sdsa study capture/ capture/ -o layers --formats nvfp4,fp8 --rotate none,hadamard",
     "sdsa study keys.safetensors queries.safetensors -o causal --causal --center none,channel",
+    "sdsa study keys.safetensors queries.safetensors -o rules --lengths lengths "
+    "--formats nvfp4,nvfp4-covariance --rotate hadamard",
     "sdsa study capture/ capture/ -o checked --no-plots --fail-below recall@2048.p1=0.95",
     "torchrun --nproc-per-node 8 -m sdsa_cli study capture/ capture/ -o layers",
 )
@@ -90,14 +92,23 @@ def study(
             help="Tensor of each row's position, from 0, for causal rows that are not the last.",
         ),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibration",
+            metavar="STATS",
+            help="Statistics of another capture for the covariance formats; default: those of the "
+            "layer's other requests.",
+        ),
+    ] = None,
     formats: Annotated[
         str,
         typer.Option(
             "--formats",
             metavar="LIST",
-            show_default="all except bf16",
+            show_default="nvfp4, nvfp4-mixed, nvfp4-4over6, mxfp4, fp8",
             help="Formats to compare: bf16, nvfp4, nvfp4-mixed (BF16 queries), nvfp4-4over6, "
-            "mxfp4, fp8.",
+            "nvfp4-search, nvfp4-covariance (both also -mixed), mxfp4, fp8.",
         ),
     ] = ",".join(DEFAULT_FORMATS),
     rotate: RotateListOption = "none",
@@ -157,6 +168,7 @@ def study(
             requests=None if requests is None else parse_numbers(requests) or requests,
             causal=causal,
             positions=positions,
+            calibration=calibration,
             formats=listed(formats),
             rotate=listed(rotate),
             gain=listed(gain),

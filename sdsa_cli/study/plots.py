@@ -27,6 +27,10 @@ _COLOURS = {
     "nvfp4": "#D55E00",
     "nvfp4-mixed": "#E69F00",
     "nvfp4-4over6": "#CC79A7",
+    "nvfp4-search": "#8C564B",
+    "nvfp4-search-mixed": "#C49C94",
+    "nvfp4-covariance": "#0072B2",
+    "nvfp4-covariance-mixed": "#F0E442",
     "mxfp4": "#56B4E9",
     "fp8": "#009E73",
 }
