@@ -7,9 +7,10 @@ import struct
 import numpy as np
 import pytest
 
+from emulator.errors import UnfinishedAsync
 from emulator.machine.launch import Report, run_kernel
 from emulator.machine.memory import Region
-from emulator.programs.isa_examples import EXAMPLES, Example
+from emulator.programs.isa_examples import COMMIT, EXAMPLES, Example, handover
 
 SEEDS = range(16)  # two of each policy
 PATTERN, BLOCK = 0x1111_1111, 77
@@ -50,3 +51,13 @@ def test_an_example_of_the_isa(name: str, strict: bool) -> None:
         stored, report = run_example(example, seed, strict=strict)
         np.testing.assert_array_equal(stored, STORED.get(name, 0))
         assert bool(report.notes) == (example.strict_fault is not None)
+
+
+def test_a_commit_may_arrive_after_the_end_of_its_cta() -> None:
+    """As the last ones of a pipeline in NVIDIA's kernels; that the MMA is done was waited for."""
+    ptx = handover("").replace("END:\n", COMMIT + "END:\n")
+    late = 0
+    _, report = run_example(Example(ptx, 160), late, strict=False)
+    assert report.notes == {"an arrival after the end of the CTA": 1}
+    with pytest.raises(UnfinishedAsync, match="an arrival after the end of the CTA"):
+        run_example(Example(ptx, 160), late, strict=True)

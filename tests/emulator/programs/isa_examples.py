@@ -436,6 +436,12 @@ EXAMPLES = {
         (InFlightRead, InFlightWrite),
         InFlightWrite,
     ),
+    "ld-waited-for-after-the-release": Example(
+        handover("", wait_ld="").replace(STORE, WAIT_LD + STORE), 160, InFlightWrite, InFlightWrite
+    ),
+    "ld-read-before-and-waited-for-after": Example(
+        handover("", READ + BEFORE, "").replace(STORE, WAIT_LD + STORE), 160, None, InFlightWrite
+    ),
     "relaxed-handover-without-fences": Example(
         handover(RELAXED, between="").replace(AFTER, ""), 160, DataRace, DataRace
     ),

@@ -58,7 +58,7 @@ class TensorOperation:
     pipeline : tuple
         Of an MMA its accumulator and shape: MMAs that agree in it run in order.
     clock : numpy array [2, columns]
-        What its threads knew when they issued it (see `clocks`), or waited for it.
+        What its threads knew when they issued it (see `clocks`).
     completions : list of (int, int)
         Sources and epochs, each of which says that it is complete.
     after : list of TensorOperation
@@ -76,13 +76,15 @@ class TensorOperation:
     fenced: float = float("inf")  # when its threads fenced it with before_thread_sync
     completions: list[tuple[int, int]] = field(default_factory=list)
     after: list["TensorOperation"] = field(default_factory=list)
-    waited: bool = False
+    waited: np.ndarray | None = None  # the clock of its `tcgen05.wait`
     load: PendingLoad | None = None
 
     def is_complete_for(self, later: "TensorOperation") -> bool:
         """Whether it was waited for, and a later one's threads know."""
         time = later.clock[_TIME]
-        return self.waited or any(time[source] >= epoch for source, epoch in self.completions)
+        if self.waited is not None:
+            return self._is_known(self.waited, time)
+        return any(time[source] >= epoch for source, epoch in self.completions)
 
     def complete(self, source: int, epoch: int) -> None:
         """An epoch of a source says that it is complete, and what it follows."""
@@ -93,8 +95,11 @@ class TensorOperation:
 
     def is_known_to(self, later: "TensorOperation", half: int) -> bool:
         """Whether a later one's threads have been told of it by all its threads."""
+        return self._is_known(self.clock, later.clock[half])
+
+    def _is_known(self, clock: np.ndarray, told: np.ndarray) -> bool:
         mine = slice(self.threads.start, self.threads.stop)
-        return bool((later.clock[half, mine] >= self.clock[half, mine]).all())
+        return bool((told[mine] >= clock[_TIME, mine]).all())
 
     def clash(self, later: "TensorOperation") -> Footprint | None:
         """Cells that both touch and that one of them writes."""
@@ -168,7 +173,7 @@ class TensorOrder:
     def finish_transfers(self, kind: str, threads: range, clock: np.ndarray) -> None:
         """`tcgen05.wait`: all loads or stores of a warp, which now knows that much, are done."""
         for operation in [o for o in self._in_flight if o.kind == kind and o.threads == threads]:
-            operation.clock, operation.waited = clock, True
+            operation.waited = clock
             if operation.load is not None:
                 operation.load.finish()
             self._complete(operation)
