@@ -25,7 +25,11 @@ _LEAST_SCALE, _PAST_SCALES = 0x28, 0x40  # E4M3 bytes of 0.125 to 1.875
 
 # Of exact problems.
 _LARGEST_INTEGER = 3
-_SCALE_BYTES = (0x30, 0x38, 0x40)  # E4M3 of 0.5, 1 and 2
+_FIRST_EXPONENTS = (1, 4, 7, 10, 13)  # of three neighbours: all 15 that a normal number can have
+_MANTISSAS = 8
+_SCALE_BYTES = 0x7F  # 0 to 0x7E: every number that is not negative
+_STRIDE = 37  # prime to their number: neighbouring keys have scales far apart
+_EVERY = 4  # one key in so many has eight blocks that count, the others have one
 _SEED = 20261130
 
 
@@ -119,6 +123,11 @@ def exact_problem(
 ) -> ScoreProblem:
     """A checked call with one group per length, its scores filled with `UNTOUCHED`.
 
+    Its sums are exact in float32, in whatever order, and NVFP4 scales are yet of every kind, E4M3
+    bytes 0 to 0x7E: three keys in four have one block that is not zero, of any scale, in any of the
+    eight blocks; the fourth has eight of scales 0.5, 1 and 2. A query row's scales differ by their
+    exponent, by at most 4 times. So a score is a whole number below 2^23 of some power of two.
+
     Parameters
     ----------
     format_pair : str
@@ -137,13 +146,17 @@ def exact_problem(
     rows = len(lengths) * rows_per_group
     records = torch.zeros((pages, record_bytes(key_format)), dtype=torch.uint8)
     key_cache, key_scales = page_views(records, key_format)
-    _fill(key_cache, key_scales, generator)
+    if key_scales is None:
+        _fill_integers(key_cache, generator)
+    else:
+        _fill_keys(key_cache, key_scales.view(torch.uint8), generator)
     if query_format == NVFP4:
         query = torch.empty((rows, PACKED_DIM), dtype=torch.uint8)
-        query_scales = torch.empty((rows, SCALES_PER_KEY), dtype=torch.float8_e4m3fn)
+        query.random_(0, 256, generator=generator)
+        query_scales = _query_scales(rows, generator)
     else:
         query, query_scales = torch.empty((rows, DIM), dtype=torch.bfloat16), None
-    _fill(query, query_scales, generator)
+        _fill_integers(query, generator)
     blocks = -(-max(lengths) // PAGE)
     table = torch.randint(0, pages, (len(lengths), blocks), generator=generator)
     moved, scales = page_views(records.to(device), key_format)
@@ -167,11 +180,39 @@ def with_tiled_scales(problem: ScoreProblem) -> ScoreProblem:
     return replace(problem, key_scales=tiled)
 
 
-def _fill(values: torch.Tensor, scales: torch.Tensor | None, generator: torch.Generator) -> None:
-    if scales is None:
-        limits = -_LARGEST_INTEGER, _LARGEST_INTEGER + 1
-        values.copy_(torch.randint(*limits, values.shape, generator=generator))
-        return
-    values.random_(0, 256, generator=generator)
-    choice = torch.randint(0, len(_SCALE_BYTES), scales.shape, generator=generator)
-    scales.view(torch.uint8).copy_(torch.tensor(_SCALE_BYTES, dtype=torch.uint8)[choice])
+def _fill_integers(values: torch.Tensor, generator: torch.Generator) -> None:
+    limits = -_LARGEST_INTEGER, _LARGEST_INTEGER + 1
+    values.copy_(torch.randint(*limits, values.shape, generator=generator))
+
+
+def _fill_keys(codes: torch.Tensor, scales: torch.Tensor, generator: torch.Generator) -> None:
+    """Random codes uint8 ``[pages, 64, 64]`` and scales ``[pages, 64, 8]`` of every byte."""
+    codes.random_(0, 256, generator=generator)
+    keys = torch.arange(codes.shape[0] * PAGE, device="cpu")
+    one_block = (keys % _EVERY != 0).view(-1, PAGE)
+    number = keys - keys // _EVERY - 1  # among the keys of one block, for those
+    block = number % SCALES_PER_KEY
+    counts = torch.arange(SCALES_PER_KEY, device="cpu") == block[:, None]
+    left_out = one_block[..., None] & ~counts.view(*one_block.shape, SCALES_PER_KEY)
+    codes.unflatten(-1, (SCALES_PER_KEY, -1)).masked_fill_(left_out[..., None], 0)
+    tame = 0x30 + 8 * torch.randint(0, 3, scales.shape, generator=generator, device="cpu")
+    any_byte = (number * _STRIDE % _SCALE_BYTES).view(*one_block.shape, 1).expand_as(scales)
+    scales.copy_(torch.where(one_block[..., None], any_byte, tame))
+
+
+def _query_scales(rows: int, generator: torch.Generator) -> torch.Tensor:
+    """float8_e4m3fn ``[rows, 8]``, one mantissa and neighbouring exponents a row, in turn all.
+
+    A subnormal number has no neighbour with its digits: those rows have one scale, or 0.
+    """
+    shape = (rows, SCALES_PER_KEY)
+    number = torch.arange(rows, device="cpu") * _STRIDE
+    mantissa = (number % _MANTISSAS)[:, None]
+    firsts = torch.tensor([0, *_FIRST_EXPONENTS], device="cpu")
+    first = firsts[number // _MANTISSAS % len(firsts)][:, None]
+    step = torch.randint(0, 3, shape, generator=generator, device="cpu")
+    subnormal = torch.where(step == 0, 0, mantissa)
+    scale_bytes = torch.where(first == 0, subnormal, (first + step) * _MANTISSAS + mantissa)
+    # The last mantissa with the last exponent is NaN.
+    scale_bytes = torch.where(scale_bytes == _SCALE_BYTES, scale_bytes - _MANTISSAS, scale_bytes)
+    return scale_bytes.to(torch.uint8).view(torch.float8_e4m3fn)

@@ -15,13 +15,14 @@ from sdsa_quant.formats.scale_order import LINEAR, TILED
 from sdsa_quant.layout import BF16, FORMAT_PAIRS
 
 from .compare import UNTOUCHED, compare_scores
-from .problems import Shape, synthetic_problems, with_tiled_scales
+from .problems import Shape, exact_problem, synthetic_problems, with_tiled_scales
 
 # Every way in which a group can end, among more groups than a warp has lanes.
 _SHAPE = Shape(
     lengths=(1, 0, 63, 64, 65, 127, 128, 129, 700, *[30] * 25), rows_per_group=3, max_context=701
 )
 _SEED = 20261130
+_PAGES = 8  # few enough that groups read them all, and with them scales of every byte
 
 # Format pairs, with tiled scales or not.
 _CASES = (*((format_pair, False) for format_pair in FORMAT_PAIRS), ("nvfp4", True))
@@ -70,9 +71,16 @@ def self_tests(device: str) -> Iterator[SelfTest]:
 
 
 def _problem(format_pair: str, device: str, tiled: bool) -> ScoreProblem:
-    problem, *_ = synthetic_problems(
-        _SHAPE, format_pair, torch.device(device), rotations=1, seed=_SEED
+    where = torch.device(device)
+    if FORMAT_PAIRS[format_pair][1] == BF16:
+        problem, *_ = synthetic_problems(_SHAPE, format_pair, where, rotations=1, seed=_SEED)
+        return problem
+    problem = exact_problem(
+        format_pair, where, _SHAPE.lengths, rows_per_group=_SHAPE.rows_per_group, pages=_PAGES
     )
+    if problem.query_format == BF16:  # whose values need not be whole: the comparison has bounds
+        generator = torch.Generator(where).manual_seed(_SEED)
+        problem.query.normal_(generator=generator)
     return with_tiled_scales(problem) if tiled else problem
 
 

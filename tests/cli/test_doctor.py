@@ -125,6 +125,7 @@ def test_what_a_self_test_cannot_begin_with_is_a_failure(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(self_test, "synthetic_problems", full)
+    monkeypatch.setattr(self_test, "exact_problem", full)
     outcome = sdsa("doctor", "--self-test", "--json")
     assert outcome.exit_code == 1
     assert "all on cpu, nvfp4 rows, nvfp4 128x4 keys: OutOfMemoryError: CUDA" in outcome.stderr

@@ -15,8 +15,9 @@ from sdsa_kernels.cute.trust import is_trusted, known_reason_against
 from sdsa_kernels.cute.variants import TILED_SCALES_VARIANT
 from sdsa_kernels.plans import Plan
 from sdsa_kernels.problem import ScoreProblem
+from sdsa_kernels.testing import self_test
 from sdsa_kernels.testing.compare import UNTOUCHED
-from sdsa_kernels.testing.problems import exact_problem
+from sdsa_kernels.testing.problems import _query_scales, exact_problem
 from sdsa_kernels.testing.reference import reference_scores
 from sdsa_quant.errors import DeviceLostError, UnsupportedError
 from sdsa_quant.layout import FORMAT_PAIRS, PAGE
@@ -253,7 +254,62 @@ def test_the_built_in_problem_is_exact_in_float32(values: str) -> None:
     past = right.isnan()
     assert torch.equal(problem.scores.double()[~past], right[~past])
     assert (problem.scores[past] == UNTOUCHED).all()
-    # Every partial sum, in any order, is a multiple of 1/16 below 2^20.
-    largest = 128 * 6 * 2 * 6 * 2
-    assert largest * 16 < 2**24
-    assert torch.equal(problem.scores[~past] * 16, (problem.scores[~past] * 16).round())
+    # Partial sums, in any order: of 128 products of codes in halves, of two scales each of 4
+    # digits and, for eight blocks, 0.5, 1 or 2 and one of three neighbouring exponents.
+    eight_blocks = 128 * (12 * 12) * 4 * (15 * 4)
+    one_block = 16 * (12 * 12) * 15 * (15 * 4)
+    assert max(eight_blocks, one_block) < 2**24
+
+
+WRONG_DECODERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "no-mantissa": lambda code, table: table[(code & 0xF8).long()],
+    "no-subnormals": lambda code, table: table[code.long()].masked_fill(code < 8, 0.0),
+    "halved-from-2": lambda code, table: table[code.long()] / (1 + (code >= 0x40).float()),
+    "largest": lambda code, table: table[code.long()].masked_fill(code == 0x7E, 416.0),
+    "smallest": lambda code, table: table[code.long()].masked_fill(code == 1, 0.0),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_DECODERS.values(), ids=WRONG_DECODERS.keys())
+def test_a_wrong_scale_is_seen_by_both_checks(
+    wrong: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float()
+
+    def decode(scales: torch.Tensor, *, unit: float = 1.0) -> torch.Tensor:
+        return wrong(scales.view(torch.uint8), table) * unit
+
+    def scores() -> torch.Tensor:
+        lengths = (1, 64, 65, 300, *range(1000, 1040))
+        problem = exact_problem("nvfp4", torch.device("cpu"), lengths, rows_per_group=3)
+        torch_scores.launch(problem)
+        return problem.scores
+
+    right = scores()
+    assert not any(test.failure for test in self_test.self_tests("cpu"))
+    monkeypatch.setattr(torch_scores.e4m3, "decode", decode)
+    assert not torch.equal(scores(), right)
+    assert any(test.failure for test in self_test.self_tests("cpu"))
+
+
+@pytest.mark.parametrize("lengths", [(64 * 61 * 3,), self_test._SHAPE.lengths], ids=["all", "self"])
+def test_scales_of_every_byte_in_every_block_are_read(lengths: tuple[int, ...]) -> None:
+    pages = 61 if len(lengths) == 1 else self_test._PAGES
+    made = exact_problem("nvfp4", torch.device("cpu"), lengths, rows_per_group=3, pages=pages)
+    read = made.block_table[:, : -(-max(lengths) // PAGE)].unique()
+    assert made.key_scales is not None
+    scales = made.key_scales[read].view(-1, 8)
+    counts = made.key_cache[read].view(-1, 8, 8).ne(0).any(-1)
+    assert set(range(0x7F)) - set(scales[counts].tolist()) == set()
+    for block in range(8):
+        bytes_met = scales[counts[:, block], block].unique()
+        assert len(bytes_met) > 30, (block, bytes_met)
+
+
+def test_query_rows_of_the_checks_have_scales_of_every_byte() -> None:
+    rows = len(cute_self_check._LENGTHS) * cute_self_check._ROWS
+    made = _query_scales(rows, torch.Generator().manual_seed(0)).view(torch.uint8)
+    assert made.unique().tolist() == list(range(0x7F))
+    problem = self_test._problem("nvfp4", "cpu", tiled=True)
+    assert problem.query_scales is not None
+    assert len(problem.query_scales.unique()) > 120
