@@ -31,6 +31,7 @@ class Baseline:
     name: str | None  # the keys' tensor; None for a cache that does not say
     dtype: str  # as safetensors writes it
     read_keys: KeyReader
+    file_name: str = ""  # that holds the keys, or that a cache was made from; empty if not known
 
 
 def open_baseline(path: str | Path, cache: CacheFile, key_name: str | None = None) -> Baseline:
@@ -76,18 +77,30 @@ def open_baseline(path: str | Path, cache: CacheFile, key_name: str | None = Non
             source=path,
         )
     keys = _divide(source, tensors[0].name, cache)
-    return Baseline(path, "keys", keys.name, keys.tensor.dtype, keys.read)
+    return Baseline(path, "keys", keys.name, keys.tensor.dtype, keys.read, keys.tensor.path.name)
 
 
 def describe_other_source(cache: CacheFile, baseline: Baseline) -> str | None:
-    """Where a cache and its baseline say that they hold different tensors; None otherwise."""
-    mine, other = _tensor_of(cache.header.source), baseline.name
-    if not mine or other is None or mine == other:
-        return None
-    return (
-        f"{cache.path} was made from tensor {mine}, the baseline is {other}: "
-        f"unless they hold the same keys, the accuracy means nothing"
+    """Where a cache and its baseline say that they hold different keys; None otherwise.
+
+    Files of one capture often share the names of their tensors, so files are compared too.
+    """
+    pairs = (
+        ("tensor", _tensor_of(cache.header.source), baseline.name),
+        ("file", _file_of(cache.header.source), baseline.file_name),
     )
+    for what, mine, other in pairs:
+        if mine and other and mine != other:
+            return (
+                f"{cache.path} was made from {what} {mine}, the baseline is {other}: "
+                f"unless they hold the same keys, the accuracy means nothing"
+            )
+    return None
+
+
+def _file_of(source: str) -> str:
+    """The file in a cache's header field ``file:tensor``."""
+    return source.partition(":")[0]
 
 
 def _tensor_of(source: str) -> str:
@@ -121,6 +134,7 @@ def _cache_baseline(path: Path, cache: CacheFile) -> Baseline:
         _tensor_of(other.header.source) or None,
         "BF16",
         lambda request, start, stop: gather_keys(paged, request, start, stop),
+        _file_of(other.header.source),
     )
 
 

@@ -177,6 +177,7 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
     from sdsa_kernels.scoring.chunks import ChunkScorer
     from sdsa_kernels.scoring.rows import score_rows
     from sdsa_kernels.scoring.timing import time_scorer
+    from sdsa_quant.accuracy.doubts import accuracy_doubts
     from sdsa_quant.accuracy.summary import summarize_accuracy, summarize_longer_rows
     from sdsa_quant.captures.baseline import describe_other_source, open_baseline
     from sdsa_quant.captures.queries import read_queries
@@ -190,8 +191,8 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
     baseline = None
     if options.baseline is not None:
         baseline = open_baseline(options.baseline, cache, options.keys)
-        if doubt := describe_other_source(cache, baseline):
-            sink.note(doubt)
+        if other := describe_other_source(cache, baseline):
+            sink.note(f"note: {other}")
     scorer = ChunkScorer(_plan(options, cache, queries), options.chunk)
     outputs = [] if options.output is None else [options.output]
     with (
@@ -208,6 +209,9 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
             advance=advance,
         )
     measured = [row.accuracy for row in rows if row.accuracy is not None]
+    doubts = accuracy_doubts(measured, options.top_k)
+    for doubt in doubts:
+        sink.note(f"note: {doubt}")
     timing = None
     if options.graph_replay is not None and all(is_valid(row) for row in rows):
         timing = time_scorer(scorer, options.graph_replay, hot=options.hot)
@@ -222,6 +226,7 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
         longer_rows=summarize_longer_rows(measured, options.top_k),
         timing=timing,
         scores_file_bytes=None if writer is None else writer.file_bytes,
+        doubts=doubts,
     )
 
 

@@ -195,6 +195,8 @@ class ScoreDocument:
     """What accuracy was measured against, or null without ``--baseline``."""
     accuracy: AccuracyFields | None
     """Summaries over the rows, or null without ``--baseline``."""
+    doubts: list[str]
+    """What shows that baseline and cache do not belong together; empty where nothing does."""
     timing: MeasurementRecord | None
     """Times of ``--graph-replay``; null without it, and where a row is invalid."""
     environment: Environment
@@ -217,6 +219,7 @@ class ScoreReport:
     longer_rows: Sequence[TopKSummary]  # for each k the rows with more than k keys
     timing: Measurement | None
     scores_file_bytes: int | None
+    doubts: tuple[str, ...]  # about the accuracy
 
     @property
     def rows_invalid(self) -> int:
@@ -239,6 +242,7 @@ def score_document(report: ScoreReport) -> ScoreDocument:
         rows_invalid=report.rows_invalid,
         baseline=_baseline_fields(report.baseline),
         accuracy=_accuracy_fields(report),
+        doubts=list(report.doubts),
         timing=None
         if report.timing is None
         else MeasurementRecord(**measurement_fields(report.timing)),
