@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sdsa_kernels.triton import select as triton_select
 from sdsa_quant.errors import InputError, UnsupportedError
 
 from . import torch_select
@@ -26,7 +27,10 @@ class SelectBackend:
     launch: Callable[[SelectProblem], None]
 
 
-BACKENDS = (SelectBackend("torch", torch_select.reason_unsupported, torch_select.launch),)
+BACKENDS = (
+    SelectBackend("triton", triton_select.reason_unsupported, triton_select.launch),
+    SelectBackend("torch", torch_select.reason_unsupported, torch_select.launch),
+)
 
 
 def select_backend_names() -> list[str]:
