@@ -16,7 +16,7 @@ from emulator.errors import Misaligned
 from emulator.instructions.mbarriers import barrier_operand
 from emulator.instructions.memory_accesses import CACHE_HINTS, Resolver
 from emulator.instructions.registry import Closure, Decoder, Mask, instruction
-from emulator.machine.execution import AsyncOperation
+from emulator.machine.async_operation import AsyncOperation
 from emulator.machine.memory import Bytes
 from emulator.machine.outcomes import Wait
 from emulator.syntax.module import Immediate, Register

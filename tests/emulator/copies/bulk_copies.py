@@ -18,7 +18,7 @@ import numpy as np
 from emulator.errors import Misaligned, UnwrittenRead
 from emulator.instructions.mbarriers import BarrierOperand, MBarrier, MBarriers
 from emulator.instructions.registry import Closure, Decoder, Mask, instruction
-from emulator.machine.execution import AsyncOperation
+from emulator.machine.async_operation import AsyncOperation
 from emulator.machine.memory import Bytes
 from emulator.machine.registers import UNDEFINED
 from emulator.syntax.ptx_types import TYPE_BITS

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from emulator.instructions.registry import Closure, Decoder, Mask, instruction
+from emulator.machine.async_operation import AsyncOperation
 from emulator.machine.convergence import EACH_LANE
-from emulator.machine.execution import AsyncOperation
 from emulator.machine.outcomes import Wait
 from emulator.syntax.module import Immediate
 from emulator.tcgen05.tensor_core import thread_of

@@ -22,7 +22,8 @@ from .convergence import bits_of
 from .memory import GENERIC
 
 if TYPE_CHECKING:
-    from .execution import AsyncOperation, Cta, Warp
+    from .async_operation import AsyncOperation
+    from .execution import Cta, Warp
 
 _LANES = np.arange(WARP)
 _BITS = np.uint32(1) << np.arange(WARP, dtype=np.uint32)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from emulator.errors import Deadlock
 
-from .execution import AsyncOperation, Cta, Fragment, Launch, Warp
+from .async_operation import AsyncOperation
+from .execution import Cta, Fragment, Launch, Warp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ import numpy as np
 from emulator.copies.multicast import take_multicast
 from emulator.instructions.mbarriers import MBarriers, barrier_operand
 from emulator.instructions.registry import Closure, Decoder, Mask, instruction
-from emulator.machine.execution import AsyncOperation
+from emulator.machine.async_operation import AsyncOperation
 
 from .tensor_core import TensorCore, thread_of
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emulator.errors import DivergentExecution, TensorMemoryMisuse
+from emulator.machine.async_operation import AsyncOperation
 from emulator.machine.convergence import EACH_LANE
-from emulator.machine.execution import AsyncOperation
 from emulator.machine.registers import PendingLoad
 
 from .tensor_memory import Footprint, TensorMemory
