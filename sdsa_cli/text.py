@@ -58,6 +58,14 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def ties_decide(rows: int, most: int) -> str:
+    """What to say where ties decide the top-k of some rows, `most` equal keys left out in one."""
+    return (
+        f"TIES DECIDE {counted(rows, 'row')}: as many keys as are chosen, or more, equal the last "
+        f"one chosen, up to {most:,}; their recall says little."
+    )
+
+
 def describe_lengths(lengths: Sequence[int]) -> str:
     """Context lengths in a few words: all of a few, otherwise their range and sum."""
     if not lengths:

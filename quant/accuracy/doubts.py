@@ -29,7 +29,7 @@ def accuracy_doubts(rows: Sequence[RowAccuracy], top_k: Sequence[int]) -> tuple[
     measured = [row for row in rows if row.valid and row.length]
     doubts = []
     for index, k in enumerate(top_k):
-        longer = [row for row in measured if row.length > k]
+        longer = [row for row in measured if row.length > k and not row.constant_baseline]
         recalls = [row.top_k[index].recall for row in longer]
         if recalls and fmean(recalls) <= _chance_limit([row.length for row in longer], k):
             doubts.append(f"recall@{k} of {fmean(recalls):.4f} is no better than chance: {_REASON}")

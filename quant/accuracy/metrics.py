@@ -9,7 +9,8 @@ With scores ``s`` and baseline scores ``b`` of the same n keys:
                   k-th largest of b
     mass@k      = sum over top-k(s) of exp(c b) / sum over top-k(b) of exp(c b), c the softmax scale
 
-A value that its formula leaves undefined (a zero norm, constant scores) is None.
+A value that its formula leaves undefined (a zero norm, constant scores) is None, and so are the
+relative L2, the cosine and Spearman of a single key: they compare keys with each other.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ class TopKAccuracy:
     ties_left_out: int
     """Keys left out whose baseline score equals the k-th largest."""
 
+    @property
+    def is_decided_by_ties(self) -> bool:
+        """Whether as many keys as are chosen, or more, were left out for a tie alone."""
+        return self.ties_left_out >= self.kept
+
 
 @dataclass(frozen=True, slots=True)
 class RowAccuracy:
@@ -67,6 +73,7 @@ class RowAccuracy:
     length: int  # keys
     nonfinite_scores: int
     nonfinite_baseline: int
+    constant_baseline: bool = False  # more than one key, all of one baseline score
     relative_l2: float | None = None
     max_abs: float | None = None
     cosine: float | None = None
@@ -150,6 +157,7 @@ class RowBaseline:
         self._scores = scores
         self._length = scores.shape[0]
         self._nonfinite = count_nonfinite(scores)
+        self._constant = self._length > 1 and bool(scores.min() == scores.max())
         self._best: tuple[_BestKeys, ...] = ()
         if self._length and not self._nonfinite:
             self._wide = scores.double()
@@ -183,15 +191,17 @@ class RowBaseline:
             return RowAccuracy(row, request, self._length, nonfinite, self._nonfinite)
         wide = scores.double()
         difference = wide - self._wide
+        several = self._length > 1
         return RowAccuracy(
             row=row,
             request=request,
             length=self._length,
             nonfinite_scores=0,
             nonfinite_baseline=0,
-            relative_l2=relative_l2(difference, self._wide),
+            constant_baseline=self._constant,
+            relative_l2=relative_l2(difference, self._wide) if several else None,
             max_abs=float(difference.abs().max()),
-            cosine=cosine(wide, self._wide),
+            cosine=cosine(wide, self._wide) if several else None,
             spearman=cosine(centered_ranks(scores), self._centered_ranks),
             top_k=self._measure_top_k(scores),
         )

@@ -73,7 +73,11 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class TopKSummary:
-    """How the rows' top-k agree with the baseline's."""
+    """How the top-k of the rows with more than k keys agree with the baseline's.
+
+    A row with no more keys than k keeps them all, and a row of constant baseline scores ties them
+    all, so that their recall of 1 says nothing about their scores: they are left out.
+    """
 
     k: int
     """Number of keys that are selected."""
@@ -85,10 +89,10 @@ class TopKSummary:
     """Softmax mass that the quantized top-k keeps, relative to the baseline's own top-k."""
 
     chance: float | None
-    """Recall of a random choice: the mean over the rows of min(k, length) / length."""
+    """Recall of a random choice: the mean over these rows of k / length; null without any."""
 
     rows_longer_than_k: int
-    """Rows with more than k keys; the others keep every key and cannot miss one."""
+    """Rows with more than k keys, not of constant scores: those that all of this is over."""
 
     rows_with_same_scores: int
     """Rows whose chosen keys have the baseline's k largest scores."""
@@ -101,6 +105,9 @@ class TopKSummary:
 
     most_ties_left_out: int
     """The most such keys of one row."""
+
+    rows_decided_by_ties: int
+    """Rows that leave out as many such keys as they choose, or more: their recall says little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +126,11 @@ class Accuracy:
     rows_invalid: int
     """Rows with a non-finite score or baseline score, left out."""
 
+    rows_constant: int
+    """Rows of several keys with one baseline score, an error of the capture; not in `top_k`."""
+
     top_k: tuple[TopKSummary, ...]
-    """Agreement of the top-k, by k."""
+    """Agreement of the top-k, by k, over the rows longer than k."""
 
     relative_l2: Summary
     """L2 norm of the score errors over that of the baseline scores."""
@@ -145,25 +155,17 @@ def summarize_accuracy(rows: Sequence[RowAccuracy], top_k: Sequence[int]) -> Acc
         rows_measured=len(measured),
         rows_empty=len(empty),
         rows_invalid=len(invalid),
-        top_k=tuple(_summarize_top_k(measured, index, k) for index, k in enumerate(top_k)),
+        rows_constant=sum(row.constant_baseline for row in measured),
+        top_k=tuple(
+            _summarize_top_k(
+                [row for row in measured if row.length > k and not row.constant_baseline], index, k
+            )
+            for index, k in enumerate(top_k)
+        ),
         relative_l2=_summarize(measured, lambda row: row.relative_l2, worst=max),
         max_abs=_summarize(measured, lambda row: row.max_abs, worst=max),
         cosine=_summarize(measured, lambda row: row.cosine, worst=min),
         spearman=_summarize(measured, lambda row: row.spearman, worst=min),
-    )
-
-
-def summarize_longer_rows(
-    rows: Sequence[RowAccuracy], top_k: Sequence[int]
-) -> tuple[TopKSummary, ...]:
-    """Summarize, for each k of `top_k`, only the valid rows with more than k keys.
-
-    A row with no more keys than k keeps them all, so its recall of 1 says nothing about its scores.
-    """
-    measured = _measured(rows)
-    return tuple(
-        _summarize_top_k([row for row in measured if row.length > k], index, k)
-        for index, k in enumerate(top_k)
     )
 
 
@@ -212,9 +214,10 @@ def _summarize_top_k(rows: Sequence[RowAccuracy], index: int, k: int) -> TopKSum
         recall=_summarize(rows, lambda row: of(row).recall, worst=min),
         mass=_summarize(rows, lambda row: of(row).mass, worst=min),
         chance=fmean(each.chance for each in agreements) if agreements else None,
-        rows_longer_than_k=sum(row.length > k for row in rows),
+        rows_longer_than_k=len(rows),
         rows_with_same_scores=sum(each.same_scores for each in agreements),
         rows_with_same_set=sum(each.same_set for each in agreements),
         rows_with_ties=sum(each.ties_left_out > 0 for each in agreements),
         most_ties_left_out=max((each.ties_left_out for each in agreements), default=0),
+        rows_decided_by_ties=sum(each.is_decided_by_ties for each in agreements),
     )

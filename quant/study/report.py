@@ -105,7 +105,7 @@ class StudyReport:
     whatever the number of processes and however often the study was interrupted.
     """
 
-    schema: Literal["sdsa.study/1"]
+    schema: Literal["sdsa.study/2"]
     """Which document this is, and the version of its fields."""
 
     command: Literal["study"]
@@ -125,6 +125,9 @@ class StudyReport:
 
     rows_invalid: int
     """Rows with a non-finite score or baseline score, counted for every setting."""
+
+    rows_constant: int
+    """Rows of several keys with one baseline score, an error of the capture."""
 
     suggestions: Suggestions
     """What to take at each size of a key."""
@@ -240,7 +243,11 @@ class StudyReport:
         by_k: dict[str, Sequence[object]] = {
             "worst_layers": result.worst_layers,
             "no_better_than_chance": result.no_better_than_chance,
-            **{f"by_length[{i}].recall": each.recall for i, each in enumerate(result.by_length)},
+            **{
+                f"by_length[{i}].{name}": getattr(each, name)
+                for i, each in enumerate(result.by_length)
+                for name in ("recall", "rows_longer_than_k")
+            },
         }
         sizes: dict[str, tuple[Sequence[object], int]] = {
             name: (values, len(top_k)) for name, values in by_k.items()

@@ -79,8 +79,11 @@ class LengthBin:
     rows: int
     """Rows in it."""
 
-    recall: tuple[float, ...]
-    """Mean recall of these rows, by k."""
+    rows_longer_than_k: tuple[int, ...]
+    """Those of them that can lose a key, by k."""
+
+    recall: tuple[float | None, ...]
+    """Mean recall of those that can lose a key, by k; null without any."""
 
 
 @dataclass(frozen=True, slots=True)

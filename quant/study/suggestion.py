@@ -32,7 +32,7 @@ def suggest(summary: StudySummary) -> Suggestions:
     if k_index is None:
         return Suggestions(None, ())
     k = summary.settings.top_k[k_index]
-    telling = summary.row_lengths > k
+    telling = summary.row_tells[:, k_index]
     recalls = summary.row_recalls[:, telling, k_index]
     settings = summary.settings.settings
     valid = [
@@ -54,8 +54,8 @@ def suggest(summary: StudySummary) -> Suggestions:
 
 
 def _telling_k(summary: StudySummary) -> int | None:
-    counts = [int((summary.row_lengths > k).sum()) for k in summary.settings.top_k]
-    most = summary.row_lengths.shape[0] / 2
+    counts = summary.row_tells.sum(dim=0).tolist()
+    most = summary.row_tells.shape[0] / 2
     indices = [index for index, count in enumerate(counts) if count > most]
     return max(indices, key=lambda index: summary.settings.top_k[index], default=None)
 

@@ -19,7 +19,7 @@ from sdsa_quant.layout import DIM
 
 from .results import BlockCounts, BlockResult, LayerInfo, LengthBin, SettingResult
 from .settings import StudySettings
-from .unit import ERROR_BINS, UnitResult, lengths, recall_column, unpack_rows
+from .unit import ERROR_BINS, UnitResult, lengths, recall_column, telling_rows, unpack_rows
 from .work import Study
 
 # Recall this many standard errors above chance, at least, is better than chance.
@@ -36,7 +36,7 @@ class StudySummary:
     by_layer: tuple[tuple[SettingResult, ...], ...]  # by layer, then by setting
     blocks: tuple[BlockResult, ...]  # all layers first, then by layer
     row_recalls: torch.Tensor  # float64 [settings, rows, k], NaN where not measured
-    row_lengths: torch.Tensor  # float64 [rows]
+    row_tells: torch.Tensor  # bool [rows, k], whether a row can lose a key
 
     @property
     def rows_invalid(self) -> int:
@@ -107,7 +107,7 @@ def summarize_study(study: Study) -> StudySummary:
         by_layer=tuple(by_layer),
         blocks=(*_block_results(None, whole, settings), *blocks),
         row_recalls=rows[:, :, recall_columns],
-        row_lengths=lengths(rows[0]),
+        row_tells=torch.stack([telling_rows(rows[0], k) for k in settings.top_k], dim=-1),
     )
 
 
@@ -184,7 +184,7 @@ def _no_better_than_chance(rows: torch.Tensor, k: int, column: int) -> bool | No
     (1 - k / n) (n - k) / (n (n - 1)). Rows that are not longer than k cannot miss a key and say
     nothing.
     """
-    telling = (lengths(rows) > k) & ~rows[:, column].isnan()
+    telling = telling_rows(rows, k) & ~rows[:, column].isnan()
     if not bool(telling.any()):
         return None
     n, recall = lengths(rows)[telling], rows[telling, column]
@@ -202,14 +202,17 @@ def _by_length(rows: torch.Tensor, top_k: Sequence[int]) -> tuple[LengthBin, ...
     bins = []
     for exponent in exponents.unique().tolist():
         inside = measured[exponents == exponent]
+        recalls = [
+            inside[telling_rows(inside, k), recall_column(index)].tolist()
+            for index, k in enumerate(top_k)
+        ]
         bins.append(
             LengthBin(
                 shortest=2 ** (exponent - 1) + 1 if exponent else 1,
                 longest=2**exponent,
                 rows=inside.shape[0],
-                recall=tuple(
-                    fmean(inside[:, recall_column(index)].tolist()) for index in range(len(top_k))
-                ),
+                rows_longer_than_k=tuple(len(of_k) for of_k in recalls),
+                recall=tuple(fmean(of_k) if of_k else None for of_k in recalls),
             )
         )
     return tuple(bins)

@@ -46,7 +46,14 @@ ERROR_BINS = 2 * ERROR_STEPS
 
 # Columns of a row, by the names that they have in `RowAccuracy`; then for each k those of its
 # `TopKAccuracy`.
-_COUNTS = ("row", "request", "length", "nonfinite_scores", "nonfinite_baseline")
+_COUNTS = (
+    "row",
+    "request",
+    "length",
+    "nonfinite_scores",
+    "nonfinite_baseline",
+    "constant_baseline",
+)
 _MEASURES = ("relative_l2", "max_abs", "cosine", "spearman")
 _BY_K = ("recall", "mass", "same_scores", "same_set", "ties_left_out")
 
@@ -306,6 +313,11 @@ def lengths(rows: torch.Tensor) -> torch.Tensor:
     return rows[..., _COUNTS.index("length")]
 
 
+def telling_rows(rows: torch.Tensor, k: int) -> torch.Tensor:
+    """bool ``[..]``, which rows ``[.., columns]`` can lose a key of k: longer, and not constant."""
+    return (lengths(rows) > k) & (rows[..., _COUNTS.index("constant_baseline")] == 0)
+
+
 def pack_rows(rows: Iterable[RowAccuracy], top_k: Sequence[int]) -> torch.Tensor:
     """float64 ``[rows, columns]``: the counts, the measures, then those of each k."""
     width = columns(top_k)
@@ -327,6 +339,7 @@ def unpack_rows(rows: torch.Tensor, top_k: Sequence[int]) -> list[RowAccuracy]:
 
 def _row(numbers: Sequence[float], top_k: Sequence[int]) -> RowAccuracy:
     values: dict[str, Any] = dict(zip(_COUNTS, map(int, numbers), strict=False))
+    values["constant_baseline"] = bool(values["constant_baseline"])
     for name, value in zip(_MEASURES, numbers[len(_COUNTS) :], strict=False):
         values[name] = None if math.isnan(value) else value
     row = RowAccuracy(**values)

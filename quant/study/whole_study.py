@@ -234,13 +234,14 @@ def _report(study: Study, timing: StudyTiming) -> StudyReport:
     """The report of a study whose units are all measured."""
     summary = summarize_study(study)
     return StudyReport(
-        schema="sdsa.study/1",
+        schema="sdsa.study/2",
         command="study",
         inputs=study.inputs,
         device=study.device.partition(":")[0],  # the same for every rank
         settings=_settings(study.settings),
         layers=summary.layers,
         rows_invalid=summary.rows_invalid,
+        rows_constant=summary.overall[0].accuracy.rows_constant,
         suggestions=suggest(summary),
         results=tuple(
             result for results in (summary.overall, *summary.by_layer) for result in results

@@ -68,7 +68,7 @@ def recall_by_bytes() -> str:
     recalls = study_recalls()
     drawing = Drawing(640, 330, "Mean recall of the top 256 by bytes of a key")
     left, top, width, height = 70, 56, 520, 210
-    least, most, bytes_most = 0.86, 1.0, 280
+    least, most, bytes_most = 0.82, 1.0, 280
     drawing.text(
         20, 28, f"Recall@{TOP_K} by bytes a key, one real attention layer", size=15, bold=True
     )
@@ -76,7 +76,7 @@ def recall_by_bytes() -> str:
     def at(size: float, recall: float) -> tuple[float, float]:
         return left + width * size / bytes_most, top + height * (most - recall) / (most - least)
 
-    for step in range(8):
+    for step in range(10):
         recall = least + 0.02 * step
         y = at(0, recall)[1]
         drawing.line((left, y), (left + width, y), color=PALE)

@@ -162,6 +162,7 @@ def score(
     result = run_score(options, sink, force=force)
     sink.publish(score_document(result), *report_tables(result))
     _require_finite(result.rows)
+    _require_differences(result)
 
 
 def _sink(options: ScoreOptions, as_json: bool, report: str | None, force: bool) -> Output:
@@ -178,7 +179,7 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
     from sdsa_kernels.scoring.rows import score_rows
     from sdsa_kernels.scoring.timing import time_scorer
     from sdsa_quant.accuracy.doubts import accuracy_doubts
-    from sdsa_quant.accuracy.summary import summarize_accuracy, summarize_longer_rows
+    from sdsa_quant.accuracy.summary import summarize_accuracy
     from sdsa_quant.captures.baseline import describe_other_source, open_baseline
     from sdsa_quant.captures.queries import read_queries
     from sdsa_quant.files.cache_file import validate_cache
@@ -223,7 +224,6 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
         baseline=baseline,
         rows=rows,
         accuracy=None if baseline is None else summarize_accuracy(measured, options.top_k),
-        longer_rows=summarize_longer_rows(measured, options.top_k),
         timing=timing,
         scores_file_bytes=None if writer is None else writer.file_bytes,
         doubts=doubts,
@@ -278,6 +278,16 @@ def _scores_writer(
         },
         force=force,
     )
+
+
+def _require_differences(report: ScoreReport) -> None:
+    """Fail a run whose baseline gives every key of a row the same score."""
+    constant = 0 if report.accuracy is None else report.accuracy.rows_constant
+    if constant:
+        raise CheckFailedError(
+            f"{constant} of {len(report.rows)} rows have one baseline score for all of their keys: "
+            f"the keys or the query rows are constant, an error of the capture"
+        )
 
 
 def _require_finite(rows: Sequence[RowScores]) -> None:

@@ -103,10 +103,8 @@ class BaselineFields:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyFields:
-    """Accuracy over the rows, led by those that can miss a key."""
+    """Accuracy over the rows."""
 
-    top_k_of_longer_rows: tuple[TopKSummary, ...]
-    """For each k, the rows with more than k keys; all others keep every key."""
     rows: int
     """All query rows."""
     rows_measured: int
@@ -115,8 +113,10 @@ class AccuracyFields:
     """Rows of length 0, left out."""
     rows_invalid: int
     """Rows with a non-finite score or baseline score, left out."""
+    rows_constant: int
+    """Rows of several keys with one baseline score; not in `top_k`. More than 0 is exit code 1."""
     top_k: tuple[TopKSummary, ...]
-    """For each k, all measured rows."""
+    """For each k, the rows with more than k keys; all others keep every key."""
     relative_l2: Summary
     """Norm of (scores - baseline) over the norm of the baseline."""
     max_abs: Summary
@@ -177,7 +177,7 @@ class RowFields:
 class ScoreDocument:
     """What `sdsa score` found out. Bytes, keys and microseconds; indices begin with 0."""
 
-    schema: Literal["sdsa.score/1"] = "sdsa.score/1"
+    schema: Literal["sdsa.score/2"] = "sdsa.score/2"
     """Name and version of this document."""
     command: Literal["score"] = "score"
     """The command that wrote it."""
@@ -216,7 +216,6 @@ class ScoreReport:
     baseline: Baseline | None
     rows: Sequence[RowScores]
     accuracy: Accuracy | None
-    longer_rows: Sequence[TopKSummary]  # for each k the rows with more than k keys
     timing: Measurement | None
     scores_file_bytes: int | None
     doubts: tuple[str, ...]  # about the accuracy
@@ -295,7 +294,7 @@ def _accuracy_fields(report: ScoreReport) -> AccuracyFields | None:
     if accuracy is None:
         return None
     fields = {field.name: getattr(accuracy, field.name) for field in dataclasses.fields(accuracy)}
-    return AccuracyFields(top_k_of_longer_rows=tuple(report.longer_rows), **fields)
+    return AccuracyFields(**fields)
 
 
 def _baseline_fields(baseline: Baseline | None) -> BaselineFields | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sdsa_cli.measurement import LONGEST_US, rotation_words, share_text
 from sdsa_cli.output import fields_table, heading, table
 from sdsa_cli.table_data import TableData
-from sdsa_cli.text import counted, error_size, similarity
+from sdsa_cli.text import counted, error_size, similarity, ties_decide
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,8 +31,8 @@ def report_tables(report: ScoreReport) -> list[RenderableType]:
     if report.accuracy is None:
         parts += ["", *_scores(report)]
     else:
-        parts += ["", heading(_TOP_K_TITLE), _top_k_table(report.accuracy, report.longer_rows)]
-        parts += [*_top_k_remarks(report.longer_rows), "", _errors_table(report.accuracy)]
+        parts += ["", heading(_TOP_K_TITLE), _top_k_table(report.accuracy)]
+        parts += [*_top_k_remarks(report.accuracy.top_k), "", _errors_table(report.accuracy)]
     if report.timing is not None:
         parts += ["", _timing_table(report.timing)]
         if report.timing.rotation is not None:
@@ -84,17 +84,19 @@ def _rows_left_out(report: ScoreReport) -> str:
         parts.append(
             f"{counted(report.rows_invalid, 'INVALID row')}, with scores that are not finite"
         )
+    if report.accuracy is not None and report.accuracy.rows_constant:
+        parts.append(f"{counted(report.accuracy.rows_constant, 'CONSTANT row')}, of one score")
     return ", ".join(parts)
 
 
-def _top_k_table(accuracy: Accuracy, longer_rows: Sequence[TopKSummary]) -> TableData:
-    percentiles = any(each.recall.rows >= _ROWS_OF_PERCENTILES for each in longer_rows)
+def _top_k_table(accuracy: Accuracy) -> TableData:
+    percentiles = any(each.recall.rows >= _ROWS_OF_PERCENTILES for each in accuracy.top_k)
     result = table(
         "top-k", "rows", "recall", "median", *(["worst 1%"] if percentiles else []), "worst",
         "chance", "mass", "worst mass", "same set",
         style="compact",
     )  # fmt: skip
-    for each in longer_rows:
+    for each in accuracy.top_k:
         recall, mass = each.recall, each.mass
         result.add_row(
             f"{each.k:,}",
@@ -111,12 +113,15 @@ def _top_k_table(accuracy: Accuracy, longer_rows: Sequence[TopKSummary]) -> Tabl
     return result
 
 
-def _top_k_remarks(longer_rows: Sequence[TopKSummary]) -> list[str]:
+def _top_k_remarks(top_k: Sequence[TopKSummary]) -> list[str]:
     """A sentence about each k that no row is longer than, or that ties decided."""
     remarks = []
-    for each in longer_rows:
+    for each in top_k:
         if not each.recall.rows:
             remarks.append(f"{each.k:,}: no row is longer, so every key is kept in any case.")
+        elif each.rows_decided_by_ties:
+            text = ties_decide(each.rows_decided_by_ties, each.most_ties_left_out)
+            remarks.append(f"{each.k:,}: {text}")
         elif each.rows_with_ties:
             remarks.append(
                 f"{each.k:,}: {counted(each.rows_with_ties, 'row')} left out keys that equal the "

@@ -30,6 +30,7 @@ _STATISTICS: tuple[Statistic, ...] = ("mean", "p1", "minimum")
 _CHANGES_SHOWN = 40
 _SETTINGS_NAMED = 6
 _BEYOND = " *"
+_ROWS = "rows longer than "  # of the measure, before its k
 _SAMPLING_OPTIONS = ("causal", "lengths", "requests", "rows_per_group", "positions")
 
 Key = tuple[str, str, str]  # layer ("" for all), setting, measure
@@ -47,8 +48,15 @@ class Change:
 
     @property
     def size(self) -> float:
-        """How far apart the values are; infinite if only one study has one."""
-        return float("inf") if self.difference is None else abs(self.difference)
+        """How far apart the values are; infinite for rows, and if only one study has a value."""
+        if self.difference is None or self.is_of_rows:
+            return float("inf")
+        return abs(self.difference)
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether a number of rows has changed: other rows were measured."""
+        return self.measure.startswith(_ROWS)
 
     @property
     def difference(self) -> float | None:
@@ -58,12 +66,14 @@ class Change:
         return self.after - self.before
 
     @property
-    def direction(self) -> Literal["better", "worse", "new", "gone"]:
-        """``better``, ``worse``, ``new`` or ``gone``."""
+    def direction(self) -> Literal["better", "worse", "more", "fewer", "new", "gone"]:
+        """``better``, ``worse``, ``more`` or ``fewer`` rows, ``new`` or ``gone``."""
         if self.before is None:
             return "new"
         if self.after is None:
             return "gone"
+        if self.is_of_rows:
+            return "more" if self.after > self.before else "fewer"
         return "better" if self.after > self.before else "worse"
 
 
@@ -86,8 +96,8 @@ class ReportedChange:
     after: float | None
     """Its value in B; null if B does not have it."""
 
-    direction: Literal["better", "worse", "new", "gone"]
-    """Which way it changed, or which study alone has it."""
+    direction: Literal["better", "worse", "more", "fewer", "new", "gone"]
+    """Which way it changed (rows: more or fewer), or which study alone has it."""
 
     beyond_tolerance: bool
     """Whether the change is larger than the tolerance."""
@@ -113,7 +123,7 @@ class ComparisonReport:
     """The largest change that still passes."""
 
     changes: tuple[ReportedChange, ...]
-    """Every recall and mass that differs, the largest change first."""
+    """Every recall, mass and number of rows longer than k that differs, the largest first."""
 
     changes_beyond_tolerance: int
     """How many of them are larger than the tolerance."""
@@ -137,8 +147,10 @@ def compare(
 ) -> None:
     """Show what changed from study A to study B; exit with 1 if a change is beyond the tolerance.
 
-    Recall and mass of every layer, setting and k are compared: mean, worst 1 % and worst row. A
-    layer, a setting or a k that only one of the two has counts as a change beyond any tolerance.
+    Recall and mass of every layer, setting and k are compared over the rows longer than k: mean,
+    worst 1 % and worst row. Another number of such rows, and a layer, a setting or a k that only
+    one of the two has, count as a change beyond any tolerance. Where no row is longer than any k
+    nothing can be compared, and the exit code is 1 too.
     """
     if not tolerance >= 0:
         raise InputError(f"--tolerance must be 0 or more, got {tolerance}")
@@ -158,13 +170,22 @@ def compare(
         changes=tuple(_reported(change, tolerance) for change in changes),
         changes_beyond_tolerance=len(beyond),
     )
-    sink.publish(document, *_describe_inputs(*reports), *_tables(changes, tolerance))
+    unmeasured = _unmeasured(*reports)
+    sink.publish(
+        document,
+        *_describe_inputs(*reports),
+        *(f"Nothing to compare at k = {k:,}: no row is longer." for k in unmeasured),
+        *_tables(changes, tolerance),
+    )
+    if unmeasured and len(unmeasured) == len(reports[0].settings.top_k):
+        raise CheckFailedError("nothing could be compared: no row is longer than any k")
     if beyond:
         largest = beyond[0]
         raise CheckFailedError(
             f"{len(beyond)} of {len(changes)} changes are beyond the tolerance of {tolerance:g}, "
             f"the largest: {largest.measure} with {largest.setting} in "
-            f"{largest.layer or 'all layers'}, {_value(largest.before)} to {_value(largest.after)}"
+            f"{largest.layer or 'all layers'}, {_shown(largest, largest.before)} to "
+            f"{_shown(largest, largest.after)}"
         )
 
 
@@ -176,6 +197,18 @@ def _refuse_inputs(report_file: Path | None, studies: tuple[Path, ...]) -> None:
         return
     if any(each.exists() and report_file.samefile(each) for each in inputs):
         raise InputError(f"{report_file}: is the input, it cannot be the output too")
+
+
+def _unmeasured(before: StudyReport, after: StudyReport) -> list[int]:
+    """The k of the first study that no row of either is longer than."""
+    rows = {
+        of_k.k: of_k.rows_longer_than_k
+        for report in (before, after)
+        for result in report.overall
+        for of_k in result.accuracy.top_k
+        if of_k.rows_longer_than_k
+    }
+    return [k for k in before.settings.top_k if k not in rows]
 
 
 def find_changes(before: StudyReport, after: StudyReport) -> list[Change]:
@@ -192,6 +225,8 @@ def find_changes(before: StudyReport, after: StudyReport) -> list[Change]:
 def _values(report: StudyReport) -> Iterator[tuple[Key, float | None]]:
     for result in report.results:
         for of_k in result.accuracy.top_k:
+            rows = result.layer or "", result.label, f"{_ROWS}{of_k.k}"
+            yield rows, float(of_k.rows_longer_than_k)
             for measure, summary in (("recall", of_k.recall), ("mass", of_k.mass)):
                 for statistic in _STATISTICS:
                     name = f"{measure}@{of_k.k}.{statistic}"
@@ -212,7 +247,7 @@ def _reported(change: Change, tolerance: float) -> ReportedChange:
 
 def _tables(changes: list[Change], tolerance: float) -> list[RenderableType]:
     if not changes:
-        return ["No recall and no mass differs."]
+        return ["No recall, no mass and no number of rows differs."]
     moved = [change for change in changes if change.difference is not None]
     lines: list[RenderableType] = []
     if moved:
@@ -237,9 +272,9 @@ def _moved_table(changes: list[Change], tolerance: float) -> TableData:
             change.layer or "all",
             change.setting,
             change.measure.replace("minimum", "min"),
-            _value(change.before),
-            _value(change.after),
-            f"{change.difference:+.5f}",
+            _shown(change, change.before),
+            _shown(change, change.after),
+            f"{change.difference:+.0f}" if change.is_of_rows else f"{change.difference:+.5f}",
             change.direction + (_BEYOND if change.size > tolerance else ""),
         )
     return result
@@ -262,5 +297,7 @@ def _describe_inputs(before: StudyReport, after: StudyReport) -> list[str]:
     ]
 
 
-def _value(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5f}"
+def _shown(change: Change, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if change.is_of_rows else f"{value:.5f}"

@@ -15,6 +15,7 @@ from .tables import (
     recall_table,
     suggestion_lines,
     summary_fields,
+    tie_lines,
     transform_lines,
     worst_row_lines,
 )
@@ -27,7 +28,7 @@ CAPTIONS = {
     "the share of the unquantized keys' top-k that its quantized scores still choose.",
     "recall-by-bytes": "Mean recall against the bytes that a key takes.",
     "recall-by-length": "Mean recall by the number of keys that a row sees, and what a random "
-    "choice would have. Rows with no more than k keys cannot miss one.",
+    "choice would have. Rows with no more than k keys cannot miss one and are left out.",
     "score-errors": "Errors of the scores, relative to the standard deviation of the row's "
     "unquantized scores. What is a small error depends on how close the scores near rank k are.",
     "channel-errors": "Error by channel of the keys, transforms undone. A bright channel sets the "
@@ -65,7 +66,10 @@ def study_html(report: StudyReport, plots: Mapping[str, bytes]) -> str:
         _fields(summary_fields(report)),
         "<h2>What to take</h2>",
         *(f"<p>{escape(line)}</p>" for line in suggestion_lines(report)),
-        *(f'<p class="flag">{escape(line)}</p>' for line in chance_lines(report)),
+        *(
+            f'<p class="flag">{escape(line)}</p>'
+            for line in (*chance_lines(report), *tie_lines(report))
+        ),
         "<h2>Recall</h2>",
         recall_table(report).html(),
         *(

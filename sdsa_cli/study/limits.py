@@ -95,20 +95,30 @@ def check_limits(report: StudyReport, limits: Sequence[Limit]) -> None:
         for result in report.overall:
             value = limit.value_of(result)
             if value is None or value < limit.least:
-                found = "undefined" if value is None else f"{value:.6g}"
+                found = _undefined(limit) if value is None else f"{value:.6g}"
                 failures.append(f"{limit.text}: {found} with {result.label}")
     if failures:
         raise CheckFailedError("below the limit: " + "; ".join(failures))
 
 
+def _undefined(limit: Limit) -> str:
+    return "undefined" if limit.k is None else f"undefined, no row is longer than {limit.k},"
+
+
 def check_validity(report: StudyReport) -> None:
-    """Fail a study with rows that could not be measured.
+    """Fail a study with rows that could not be measured, or that nothing can be learned from.
 
     Raises
     ------
     CheckFailedError
-        A row has a score or a baseline score that is not finite.
+        A row has a score or a baseline score that is not finite, or one baseline score for all of
+        its keys.
     """
+    if report.rows_constant:
+        raise CheckFailedError(
+            f"{report.rows_constant:,} rows have one baseline score for all of their keys: the "
+            f"keys or the query rows are constant, an error of the capture"
+        )
     invalid = report.rows_invalid
     if invalid:
         settings = [result.label for result in report.overall if result.accuracy.rows_invalid]

@@ -254,14 +254,23 @@ def plot_recall_by_length(report: StudyReport) -> Any:
     k_index = report.leading_index
     k = report.settings.top_k[k_index]
     results = report.overall
-    recalls = [each.recall[k_index] for result in results for each in result.by_length]
-    if len({each.longest for result in results for each in result.by_length}) < 2:
+    recalls = [
+        value
+        for result in results
+        for each in result.by_length
+        if (value := each.recall[k_index]) is not None
+    ]
+    if len({each.longest for each in results[0].by_length if each.rows_longer_than_k[k_index]}) < 2:
         return None  # no row was measured, or all are about as long
     figure, axes = _panels(report, 2.7, sharey=True)
     for axis, transform in zip(axes, report.transforms, strict=True):
         bins: Sequence[LengthBin] = ()
         for name in report.formats:
-            bins = _overall(report, name, transform).by_length
+            bins = [
+                each
+                for each in _overall(report, name, transform).by_length
+                if each.recall[k_index] is not None
+            ]
             axis.plot(
                 [each.longest for each in bins],
                 [each.recall[k_index] for each in bins],

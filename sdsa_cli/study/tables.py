@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sdsa_cli.output import fields_table, table
 from sdsa_cli.table_data import TableData
-from sdsa_cli.text import counted, error_size, percent, similarity
+from sdsa_cli.text import counted, error_size, percent, similarity, ties_decide
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,6 +25,7 @@ def study_tables(report: StudyReport) -> list[RenderableType]:
     parts += [
         *worst_row_lines(report),
         *chance_lines(report),
+        *tie_lines(report),
         *transform_lines(report),
     ]
     if len(report.layers) > 1:
@@ -48,6 +49,10 @@ def summary_fields(report: StudyReport) -> dict[str, str]:
         fields["left out"] = f"{first.rows_empty:,} rows of length 0"
     if report.rows_invalid:
         fields["INVALID"] = f"{report.rows_invalid:,} rows with scores that are not finite"
+    if report.rows_constant:
+        fields["CONSTANT"] = (
+            f"{report.rows_constant:,} rows with one baseline score for all of their keys"
+        )
     return fields
 
 
@@ -55,7 +60,10 @@ def recall_table(report: StudyReport) -> TableData:
     """Mean and worst recall over all layers, by transform and format."""
     top_k = report.settings.top_k
     headings = [heading for k in top_k for heading in (f"@{k:,}", "p1")]
-    title = "Recall of the unquantized keys' top-k over all layers, mean and worst 1 %"
+    title = (
+        "Recall of the unquantized keys' top-k over all layers, rows longer than k: mean and "
+        "worst 1 %"
+    )
     result = table("", "bytes", *headings, title=title)
     for transform, results in _by_transform(report):
         result.add_heading(transform)
@@ -70,7 +78,18 @@ def recall_table(report: StudyReport) -> TableData:
     first = report.overall[0].accuracy.top_k
     cells = [cell for of_k in first for cell in (similarity(of_k.chance), "")]
     result.add_row("", "", *cells)
+    result.add_heading("rows longer than k")
+    result.add_row("", "", *(cell for of_k in first for cell in (f"{of_k.recall.rows:,}", "")))
     return result
+
+
+def tie_lines(report: StudyReport) -> list[str]:
+    """One line for each k whose recall ties decide in some rows."""
+    return [
+        f"At k = {of_k.k:,}: {ties_decide(of_k.rows_decided_by_ties, of_k.most_ties_left_out)}"
+        for of_k in report.overall[0].accuracy.top_k
+        if of_k.rows_decided_by_ties
+    ]
 
 
 def _by_transform(report: StudyReport) -> Iterator[tuple[str, list[SettingResult]]]:

@@ -44,8 +44,13 @@ def workplace(tmp_path: Path, fixtures: Path, monkeypatch: pytest.MonkeyPatch, s
     save_file({"keys": real["keys"][:2000], "lengths": lengths}, tmp_path / "keys.safetensors")
     save_file({"queries": real["queries"][:3]}, tmp_path / "queries.safetensors")
     (tmp_path / "capture").mkdir()
-    layers = {f"layers.{layer}.keys": torch.ones(100, 128) for layer in (0, 1)}
-    layers |= {f"layers.{layer}.queries": torch.ones(2, 128) for layer in (0, 1)}
+    # More keys than the example's limit has k, so that it can fail.
+    drawn = torch.Generator().manual_seed(1)
+    layers = {
+        f"layers.{layer}.{name}": torch.randn(count, 128, generator=drawn)
+        for layer in (0, 1)
+        for name, count in (("keys", 2100), ("queries", 2))
+    }
     save_file(layers, tmp_path / "capture" / "layers.safetensors")
     (tmp_path / "layers").mkdir()
     for layer in (0, 1):

@@ -46,7 +46,7 @@ def test_the_real_keys(sdsa: Run, real: Path, tmp_path: Path) -> None:
         "--formats", "bf16,nvfp4,fp8", "--rotate", "none,hadamard", "--top-k", "64,256",
     )  # fmt: skip
     outcome.is_clean()
-    for words in ("Recall of the unquantized keys", "hadamard", "0.9180", "At 72 bytes a key"):
+    for words in ("Recall of the unquantized keys", "hadamard", "0.8906", "At 72 bytes a key"):
         assert words in outcome.stdout
     files = {path.name for path in (tmp_path / "report").iterdir()}
     pictures = {f"{name}.png" for name in PICTURES}
@@ -60,7 +60,7 @@ def test_the_real_keys(sdsa: Run, real: Path, tmp_path: Path) -> None:
         if each["layer"] is None
     }
     assert overall["bf16", "none"] == 1.0
-    assert 0.9 < overall["nvfp4", "none"] < overall["nvfp4", "hadamard"]
+    assert 0.89 < overall["nvfp4", "none"] < overall["nvfp4", "hadamard"]
     assert overall["nvfp4", "hadamard"] < overall["fp8", "none"] < overall["fp8", "hadamard"]
 
 
@@ -156,13 +156,13 @@ def test_names_like_numbers_stay_names_and_undefined_is_null(sdsa: Run, tmp_path
     save_file({"NaN.Infinity": torch.zeros(90, 128), "queries": torch.ones(2, 128)}, path)
     options = ("--keys", "NaN.Infinity", "--formats", "nvfp4", "--top-k", "8")
     outcome = sdsa("study", path, path, "-o", tmp_path / "out", *options, *FAST, "--json")
-    outcome.is_clean()
     layer = outcome.document["results"][1]
     assert layer["layer"] == "NaN.Infinity"
     assert layer["accuracy"]["cosine"]["mean"] is None
     assert layer["key_error"] is None
-    # CASES 25: every key is as good as any other.
-    assert layer["accuracy"]["top_k"][0]["recall"]["minimum"] == 1.0
+    # CASES 25: every key is as good as any other, which is no merit of a format.
+    assert layer["accuracy"]["rows_constant"] == 2
+    assert layer["accuracy"]["top_k"][0]["recall"]["minimum"] is None
 
 
 def test_the_csv_has_a_line_for_each_layer_setting_and_k(studies: Studies) -> None:
@@ -289,7 +289,9 @@ def test_rows_that_are_not_finite_fail_the_run(sdsa: Run, tmp_path: Path) -> Non
     queries = torch.ones(2, 128)
     queries[1] = 3e38
     path = tmp_path / "large.safetensors"
-    save_file({"keys": torch.full((20, 128), 100.0), "queries": queries}, path)
+    keys = torch.full((20, 128), 100.0)
+    keys[0] = 90.0  # so that not all are equal
+    save_file({"keys": keys, "queries": queries}, path)
     options = ("--formats", "fp8", "--top-k", "2", "--no-plots", *FAST)
     outcome = sdsa("study", path, path, "-o", tmp_path / "out", *options)
     outcome.fails_with(1, "1 rows have a score or baseline score that is not finite, with fp8")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from support.command_line import Run
 from support.studies import FAST, PICTURES, Studies
@@ -40,8 +41,8 @@ def test_report_makes_the_same_pages_again(sdsa: Run, studies: Studies) -> None:
         ("{", "is not JSON"),
         ("[]", "must be an object, got a list"),
         (
-            '{"schema": "sdsa.score/1"}',
-            'must be a sdsa.study/1 document, got schema "sdsa.score/1"',
+            '{"schema": "sdsa.score/2"}',
+            'must be a sdsa.study/2 document, got schema "sdsa.score/2"',
         ),
         ('{"command": "study", "schema_version": 1}', "has no field schema"),
         ('{"command": "study", "schema_version": 1}', "has to be made again"),
@@ -107,10 +108,53 @@ def test_a_damaged_report_is_refused_by_field(
 
 
 def test_equal_studies_compare_equal(sdsa: Run, studies: Studies) -> None:
-    studies.run("out", "--formats", "nvfp4").is_clean()
+    studies.run("out", "--formats", "nvfp4", "--top-k", "5").is_clean()
     outcome = sdsa("compare", studies.folder / "out", studies.folder / "out")
     outcome.is_clean()
-    assert outcome.stdout == "No recall and no mass differs.\n"
+    assert outcome.stdout == "No recall, no mass and no number of rows differs.\n"
+
+
+def test_studies_without_a_telling_row_cannot_be_compared(sdsa: Run, studies: Studies) -> None:
+    studies.run("out", "--formats", "nvfp4", "--top-k", "400,2048").is_clean()
+    outcome = sdsa("compare", studies.folder / "out", studies.folder / "out")
+    outcome.fails_with(1, "nothing could be compared: no row is longer than any k")
+    assert "Nothing to compare at k = 2,048: no row is longer." in outcome.stdout
+
+
+@pytest.mark.parametrize("change", [-1, 39])
+def test_another_number_of_rows_is_a_change_beyond_any_tolerance(
+    sdsa: Run, studies: Studies, change: int
+) -> None:
+    studies.run("out", "--formats", "nvfp4", "--top-k", "5").is_clean()
+
+    def count(document: dict[str, Any]) -> None:
+        document["results"][0]["accuracy"]["top_k"][0]["rows_longer_than_k"] += change
+
+    files = (studies.folder / "out", edited(studies, count))
+    sdsa("compare", *files, "--tolerance", "1").fails_with(
+        1, f"rows longer than 5 with nvfp4 in all layers, 18 to {18 + change}"
+    )
+
+
+@pytest.mark.parametrize("limit", ["recall@400.p1=0.1", "mass@400.mean=0", "recall@400.min=-1"])
+def test_a_limit_that_no_row_can_miss_fails(studies: Studies, limit: str) -> None:
+    options = ("--formats", "nvfp4", "--top-k", "5,400", "--fail-below")
+    studies.run("out", *options, limit).fails_with(1, "undefined, no row is longer than 400")
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["keys", "queries"])
+def test_constant_captures_fail(sdsa: Run, tmp_path: Path, value: float, name: str) -> None:
+    tensors = {"keys": torch.randn(90, 128), "queries": torch.randn(2, 128)}
+    if name == "keys":
+        tensors[name].fill_(value)
+    else:
+        tensors[name].zero_()
+    save_file(tensors, tmp_path / "same.safetensors")
+    path, options = tmp_path / "same.safetensors", ("--formats", "nvfp4", "--top-k", "5", *FAST)
+    outcome = sdsa("study", path, path, "-o", tmp_path / "out", "--no-plots", *options)
+    outcome.fails_with(1, "2 rows have one baseline score for all of their keys")
+    assert "No suggestion" in outcome.stdout
 
 
 def test_changes_beyond_the_tolerance_fail(sdsa: Run, studies: Studies) -> None:

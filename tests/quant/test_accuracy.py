@@ -10,17 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdsa_quant.accuracy.metrics import RowAccuracy, TopKAccuracy, row_accuracy
-from sdsa_quant.accuracy.summary import (
-    RowValue,
-    nearest_rank,
-    summarize_accuracy,
-    summarize_longer_rows,
-)
+from sdsa_quant.accuracy.summary import RowValue, nearest_rank, summarize_accuracy
 
 
 def row_with_recall(row: int, recall: float) -> RowAccuracy:
     top_k = TopKAccuracy(64, 64, recall, recall, 0.25, recall == 1, recall == 1, 0)
-    return RowAccuracy(row, row // 2, 256, 0, 0, 1 - recall, 1 - recall, recall, recall, (top_k,))
+    return RowAccuracy(
+        row, row // 2, 256, 0, 0, False, 1 - recall, 1 - recall, recall, recall, (top_k,)
+    )
 
 
 def test_one_bad_row_of_a_hundred_is_seen() -> None:
@@ -54,31 +51,67 @@ def test_invalid_and_empty_rows_are_counted_and_left_out() -> None:
     assert (accuracy.rows, accuracy.rows_measured) == (5, 3)
     assert (accuracy.rows_empty, accuracy.rows_invalid) == (1, 1)
     assert [row.row for row in rows if not row.valid] == [3]
-    assert accuracy.top_k[0].recall.rows == 3
+    assert accuracy.top_k[0].recall.rows == 3  # of 10 keys and k = 4
     assert accuracy.top_k[0].recall.minimum == 1.0
 
 
-def test_ties_and_short_rows_are_counted() -> None:
+def test_ties_that_decide_are_counted() -> None:
+    few, many = torch.arange(300.0).clamp(max=240), torch.arange(300.0).clamp(max=170)
     rows = [
-        row_accuracy(0, 0, torch.ones(300), torch.ones(300), top_k=(64,), softmax_scale=1.0),
-        row_accuracy(1, 0, torch.ones(64), torch.ones(64), top_k=(64,), softmax_scale=1.0),
+        row_accuracy(0, 0, scores, scores, top_k=(50, 64), softmax_scale=1.0)
+        for scores in (few, many)
     ]
-    summary = summarize_accuracy(rows, (64,)).top_k[0]
-    assert (summary.rows_with_ties, summary.most_ties_left_out) == (1, 236)
-    assert summary.rows_longer_than_k == 1
-    assert summary.chance == pytest.approx((64 / 300 + 1) / 2)
+    found = [
+        (each.rows_with_ties, each.most_ties_left_out, each.rows_decided_by_ties)
+        for each in summarize_accuracy(rows, (50, 64)).top_k
+    ]
+    # 60 and 130 keys have the highest score; k of them are chosen.
+    assert found == [(2, 80, 1), (1, 66, 1)]
 
 
-def test_rows_that_keep_every_key_can_be_left_out() -> None:
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.5])
+def test_rows_of_one_score_are_not_a_perfect_recall(value: float) -> None:
+    some, same = torch.arange(300.0), torch.full((300,), value)
+    rows = [
+        row_accuracy(0, 0, -some, some, top_k=(64,), softmax_scale=1.0),
+        row_accuracy(1, 0, some, same, top_k=(64,), softmax_scale=1.0),
+        row_accuracy(2, 0, some[:1], same[:1], top_k=(64,), softmax_scale=1.0),
+    ]
+    accuracy = summarize_accuracy(rows, (64,))
+    assert (accuracy.rows_measured, accuracy.rows_constant) == (3, 1)
+    assert (accuracy.top_k[0].recall.rows, accuracy.top_k[0].recall.mean) == (1, 0.0)
+
+
+def test_flushed_scores_are_no_fault_of_the_capture() -> None:
+    some = torch.arange(300.0)
+    row = row_accuracy(0, 0, torch.zeros(300), some, top_k=(64,), softmax_scale=1.0)
+    accuracy = summarize_accuracy([row], (64,))
+    assert (accuracy.rows_constant, accuracy.top_k[0].recall.rows) == (0, 1)
+
+
+def test_one_key_has_no_cosine() -> None:
+    two, one = torch.tensor([1.0, 2.0]), torch.tensor([2.0])
+    rows = [
+        row_accuracy(0, 0, two, two, top_k=(1,), softmax_scale=1.0),
+        row_accuracy(1, 0, -one, one, top_k=(1,), softmax_scale=1.0),
+    ]
+    accuracy = summarize_accuracy(rows, (1,))
+    for measure in (accuracy.cosine, accuracy.relative_l2, accuracy.spearman):
+        assert measure.rows == 1
+    assert (accuracy.cosine.mean, accuracy.relative_l2.mean) == (1.0, 0.0)
+    assert accuracy.max_abs.maximum == 4.0
+
+
+def test_rows_that_keep_every_key_are_left_out() -> None:
     missed = torch.arange(300.0)
     rows = [
         row_accuracy(0, 0, -missed, missed, top_k=(64, 300), softmax_scale=1.0),
-        row_accuracy(1, 0, torch.ones(64), torch.ones(64), top_k=(64, 300), softmax_scale=1.0),
+        row_accuracy(1, 0, missed[:64], missed[:64], top_k=(64, 300), softmax_scale=1.0),
         row_accuracy(2, 0, missed[:0], missed[:0], top_k=(64, 300), softmax_scale=1.0),
     ]
-    longer, none = summarize_longer_rows(rows, (64, 300))
-    assert summarize_accuracy(rows, (64, 300)).top_k[0].recall.mean == 0.5
+    longer, none = summarize_accuracy(rows, (64, 300)).top_k
     assert (longer.k, longer.recall.rows, longer.recall.mean) == (64, 1, 0.0)
+    assert longer.rows_longer_than_k == 1
     assert longer.chance == pytest.approx(64 / 300)
     assert (none.k, none.recall.rows, none.recall.mean, none.chance) == (300, 0, None, None)
 

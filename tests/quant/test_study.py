@@ -221,7 +221,8 @@ def test_rows_are_binned_by_length(inputs: StudyInputs, tmp_path: Path) -> None:
         (257, 512, 6),
     ]
     mean = summary.overall[0].accuracy.top_k[1].recall.mean
-    assert sum(each.recall[1] * each.rows for each in bins) / 18 == pytest.approx(mean)
+    assert sum((each.recall[1] or 0) * each.rows for each in bins) / 18 == pytest.approx(mean)
+    assert [each.rows_longer_than_k for each in bins] == [(6, 6)] * 3
 
 
 def test_gains_are_those_of_each_layer(tmp_path: Path, generator: torch.Generator) -> None:
@@ -286,7 +287,9 @@ def with_recalls(study: StudySummary, recalls: dict[str, list[float]]) -> StudyS
     table = torch.tensor([recalls[setting.label] for setting in settings], dtype=torch.float64)
     both = torch.stack((table, torch.ones_like(table)), dim=-1)
     return dataclasses.replace(
-        study, row_recalls=both, row_lengths=torch.full((table.shape[1],), 60.0)
+        study,
+        row_recalls=both,
+        row_tells=torch.tensor([[True, False]]).expand(table.shape[1], 2),
     )
 
 
@@ -332,7 +335,9 @@ def test_the_plain_setting_needs_no_evidence(summary: StudySummary) -> None:
 
 def test_without_rows_longer_than_k_there_is_no_suggestion(summary: StudySummary) -> None:
     recalls = {setting.label: [1.0, 1.0] for setting in summary.settings.settings}
-    short = dataclasses.replace(with_recalls(summary, recalls), row_lengths=torch.ones(2))
+    short = dataclasses.replace(
+        with_recalls(summary, recalls), row_tells=torch.zeros(2, 2, dtype=torch.bool)
+    )
     assert suggest(short) == Suggestions(None, ())
 
 

@@ -41,7 +41,8 @@ def test_a_study_in_five_lines(fixtures: Path, tmp_path: Path) -> None:
     report = study.run(str(path), str(path), str(tmp_path), lengths="lengths", formats=["nvfp4"])
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
     assert report == StudyReport.read(tmp_path) == StudyReport.read(tmp_path / "report.json")
-    assert report.results[0].recall(0).mean == pytest.approx(0.918, abs=5e-4)
+    recall = report.results[0].recall(0).mean
+    assert recall == pytest.approx(0.8906, abs=5e-5)  # of the rows longer than 64
 
 
 def test_what_was_measured_is_not_measured_again(
@@ -161,7 +162,7 @@ def test_every_field_has_its_description(part: type) -> None:
 
 def test_the_schema_of_a_report_names_its_version() -> None:
     schema = json_schema(StudyReport)
-    assert schema["properties"]["schema"]["const"] == "sdsa.study/1"
+    assert schema["properties"]["schema"]["const"] == "sdsa.study/2"
     assert set(schema["$defs"]) == set(parts(StudyReport, {})) - {"StudyReport"}
 
 
