@@ -7,6 +7,7 @@ import torch
 from sdsa_quant.errors import InputError, UnsupportedError
 from sdsa_quant.formats.blocks import FLOAT_DTYPES
 from sdsa_quant.formats.nvfp4 import AMAX_OVER_6, NONFINITE_MESSAGE, quantize_nvfp4
+from sdsa_quant.formats.rule_weights import RuleWeights
 from sdsa_quant.layout import (
     DIM,
     KEY_ALIGNMENT_BYTES,
@@ -118,15 +119,19 @@ def quantize_write_nvfp4(
 
 
 def quantize_keys(
-    values: torch.Tensor, *, nonfinite: str = "error", rule: str = AMAX_OVER_6
+    values: torch.Tensor,
+    *,
+    nonfinite: str = "error",
+    rule: str = AMAX_OVER_6,
+    weights: RuleWeights | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What `sdsa_quant.quantize_nvfp4` returns for ``[n, 128]`` keys, in one launch on a GPU.
 
-    The rule ``4over6``, which the kernel does not have, is left to `quantize_nvfp4`. Parameters,
-    results and errors are those of that function.
+    Rules that the kernel does not have are left to `quantize_nvfp4`. Parameters, results and
+    errors are those of that function.
     """
     if rule != AMAX_OVER_6:
-        return quantize_nvfp4(values, nonfinite=nonfinite, rule=rule)
+        return quantize_nvfp4(values, nonfinite=nonfinite, rule=rule, weights=weights)
     if nonfinite == "error" and not bool(values.isfinite().all()):
         raise InputError(NONFINITE_MESSAGE)
     count = values.shape[0]

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from .calibration.file import read_calibration
+from .calibration.layer import LayerCalibration
 from .captures.keys import (
     CapturedKeys,
     are_queries,
@@ -22,10 +24,11 @@ from .captures.keys import (
     lengths_for,
     select_keys,
 )
+from .errors import InputError
 from .files.cache_header import INTERLEAVED, CacheHeader
 from .files.outputs import check_outputs, folders_made, output_paths
 from .files.tensor_source import StoredTensor, TensorSource, open_tensors
-from .formats.nvfp4 import AMAX_OVER_6, quantize_nvfp4
+from .formats.nvfp4 import AMAX_OVER_6, COVARIANCE, quantize_nvfp4
 from .formats.scale_order import LINEAR
 from .formats.transforms import NONE, TransformChoice
 from .layout import NVFP4
@@ -70,6 +73,9 @@ class CachePlan:
     force: bool
     """Whether existing files are replaced."""
 
+    calibrations: tuple[LayerCalibration | None, ...]
+    """What the rule ``covariance`` needs, for each cache."""
+
     @property
     def total_keys(self) -> int:
         """Keys in all caches together."""
@@ -104,8 +110,11 @@ class CachePlan:
                     force=self.force,
                     advance=advance,
                     quantize=quantize,
+                    calibration=calibration,
                 )
-                for keys, path in zip(self.keys, self.paths, strict=True)
+                for keys, path, calibration in zip(
+                    self.keys, self.paths, self.calibrations, strict=True
+                )
             )
         return BuiltCaches(caches, time.perf_counter() - started)
 
@@ -118,6 +127,7 @@ def build_cache(
     lengths: str | None = None,
     format: str = NVFP4,
     rule: str = AMAX_OVER_6,
+    calibration: str | Path | None = None,
     layout: str = INTERLEAVED,
     scale_order: str = LINEAR,
     center: str = NONE,
@@ -153,7 +163,11 @@ def build_cache(
     format : str
         ``"nvfp4"`` or ``"bf16"``.
     rule : str
-        How NVFP4 scales are chosen: ``"amax/6"`` or ``"4over6"``.
+        How NVFP4 codes and scales are chosen: ``"amax/6"``, ``"4over6"``, ``"search"`` or
+        ``"covariance"``.
+    calibration : str or Path, optional
+        The calibration file that the rule ``"covariance"`` needs; each tensor of keys takes the
+        layer of its name. With `center` its mean key is subtracted.
     layout : str
         ``"interleaved"``: a page's keys and scales in one record. ``"separate"``: two tensors.
     scale_order : str
@@ -196,6 +210,7 @@ def build_cache(
         transform=TransformChoice(rotate, gain, center),
         nonfinite=nonfinite,
         force=force,
+        calibration=calibration,
     )
     return plan.build(device=device, progress=progress, quantize=quantize)
 
@@ -210,6 +225,7 @@ def plan_caches(
     transform: TransformChoice,
     nonfinite: str,
     force: bool,
+    calibration: str | Path | None = None,
 ) -> CachePlan:
     """Choose keys, lengths and files as `build_cache` says, and check all but the keys' values.
 
@@ -227,7 +243,17 @@ def plan_caches(
     names = [_file_name(each.tensor) for each in selected]
     paths = tuple(output_paths(os.fspath(output), names))
     check_outputs(paths, [source.path], force=force)
-    return CachePlan(source, selected, paths, header, transform, nonfinite, force)
+    if (calibration is not None) != (header.rule == COVARIANCE):
+        raise InputError(
+            f"must be given for the rule {COVARIANCE} and for no other, got rule {header.rule}",
+            argument="calibration",
+        )
+    calibrations: tuple[LayerCalibration | None, ...] = (None,) * len(selected)
+    if calibration is not None:
+        check_outputs(paths, [Path(calibration)], force=True)
+        read = read_calibration(calibration)
+        calibrations = tuple(read.layer(each.name) for each in selected)
+    return CachePlan(source, selected, paths, header, transform, nonfinite, force, calibrations)
 
 
 def _file_name(tensor: StoredTensor) -> str:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from .accuracy.blocks import BlockStatistics
+from .calibration.layer import LayerCalibration
 from .captures.keys import CapturedKeys
 from .errors import Hint, InputError
 from .files.cache_file import CacheWriter, open_cache
 from .files.cache_header import CacheHeader
-from .formats.nvfp4 import NONFINITE_CHOICES, quantize_nvfp4
+from .formats.nvfp4 import COVARIANCE, NONFINITE_CHOICES, quantize_nvfp4
 from .formats.transforms import TransformChoice, fit_transforms
 from .layout import BF16, BF16_RECORD_BYTES, NVFP4, PAGE, ratio_to_bf16
 
@@ -94,6 +96,7 @@ def quantize_cache(
     force: bool = False,
     advance: Callable[[int], None] | None = None,
     quantize: Quantizer = quantize_nvfp4,
+    calibration: LayerCalibration | None = None,
 ) -> QuantizedCache:
     """Write captured keys as a cache file.
 
@@ -119,6 +122,8 @@ def quantize_cache(
         Called with the number of keys done since the last call.
     quantize : callable
         What makes NVFP4 of keys: `quantize_nvfp4`, or another with the same arguments and bits.
+    calibration : LayerCalibration, optional
+        What the rule ``covariance`` needs. Its mean key is then what centering subtracts.
 
     Raises
     ------
@@ -130,6 +135,15 @@ def quantize_cache(
     device = torch.device(device)
     chunk_pages = _CUDA_PAGES_PER_CHUNK if device.type == "cuda" else _CPU_PAGES_PER_CHUNK
     (fitted,) = fit_transforms(lambda: _finite_keys(keys, chunk_pages, device), [transform])
+    if (calibration is not None) != (header.rule == COVARIANCE):
+        raise InputError(
+            f"must be given for the rule {COVARIANCE} and for no other", argument="calibration"
+        )
+    if calibration is not None:
+        header = replace(header, calibration=calibration.digest)
+        quantize = partial(quantize, weights=calibration.key_weights(fitted.rotate))
+        if fitted.mean is not None:
+            fitted = replace(fitted, mean=calibration.key_mean.float().to(device))
     header = header.with_transform(fitted)
     rows = keys.rows()
     statistics = BlockStatistics()

@@ -8,6 +8,7 @@ from typing import Any
 # Name of the document and the dataclass that it is written from. Some load torch.
 DOCUMENTS = {
     "quantize-cache": "sdsa_cli.quantize_cache.document:QuantizeCacheDocument",
+    "calibrate": "sdsa_cli.calibrate.document:CalibrateDocument",
     "score": "sdsa_cli.score.document:ScoreDocument",
     "inspect-tensors": "sdsa_cli.inspect.documents:TensorsDocument",
     "inspect-cache": "sdsa_cli.inspect.documents:CacheDocument",

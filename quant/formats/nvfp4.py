@@ -111,6 +111,11 @@ def quantize_nvfp4(
     )
 
 
+def query_rule(rule: str) -> str:
+    """The rule for the query rows of a cache whose keys were made by `rule`, without statistics."""
+    return SEARCH if rule == COVARIANCE else rule
+
+
 def _quantize_blocks(
     blocks: torch.Tensor,
     workspace: torch.Tensor,

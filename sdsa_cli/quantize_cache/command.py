@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -73,11 +74,21 @@ def quantize_cache(
         typer.Option("--scale-order", help="Order of the scales; 128x4 needs --layout separate."),
     ] = "linear",
     rule: Annotated[
-        Literal["amax/6", "4over6"],
+        Literal["amax/6", "4over6", "search", "covariance"],
         typer.Option(
-            "--rule", help="How NVFP4 scales are chosen; 4over6 takes amax/4 where it loses less."
+            "--rule",
+            help="How NVFP4 scales are chosen; 4over6 takes amax/4 where it loses less, search the "
+            "best of all, covariance what a layer's query rows lose least by.",
         ),
     ] = "amax/6",
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            "--calibration",
+            metavar="STATS",
+            help="Statistics for --rule covariance, as sdsa calibrate writes them.",
+        ),
+    ] = None,
     rotate: RotateOption = "none",
     gain: GainOption = "none",
     center: CenterOption = "none",
@@ -116,8 +127,10 @@ def quantize_cache(
         transform=TransformChoice(rotate, gain, center),
         nonfinite=nonfinite,
         force=force,
+        calibration=calibration,
     )
-    sink = report_sink(json, report, outputs=plan.paths, inputs=[plan.source.path], force=force)
+    inputs = [plan.source.path, *([] if calibration is None else [Path(calibration)])]
+    sink = report_sink(json, report, outputs=plan.paths, inputs=inputs, force=force)
     device = choose_device(device)
     with sink.progress("quantizing", plan.total_keys) as advance:
         progress = _in_steps(advance)

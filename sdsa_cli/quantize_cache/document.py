@@ -49,6 +49,8 @@ class QuantizedCacheRecord:
     """``linear`` or ``128x4``."""
     rule: str
     """How codes and scales were chosen."""
+    calibration: str | None
+    """Digest of the statistics that the rule ``covariance`` used; null with other rules."""
     rotate: str
     """How keys were rotated before they were stored, or ``none``."""
     gain: float
@@ -137,6 +139,7 @@ def _cache_record(cache: QuantizedCache) -> QuantizedCacheRecord:
         layout=header.layout,
         scale_order=header.scale_order,
         rule=header.metadata()["rule"],
+        calibration=None if header.calibration == "none" else header.calibration,
         rotate=header.rotate,
         gain=header.gain,
         center=header.center,

@@ -48,6 +48,8 @@ def _one_cache(cache: QuantizedCache) -> list[RenderableType]:
     }
     if header.is_transformed:
         fields["transform"] = header.transform_label
+    if header.calibration != "none":
+        fields["calibration"] = header.calibration
     if header.format == "nvfp4":
         if cache.pages:
             smaller = f"{cache.ratio_to_bf16:.2f}x smaller than BF16's {cache.bf16_bytes:,}"

@@ -232,6 +232,7 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
 
 def _plan(options: ScoreOptions, cache: CacheFile, queries: Queries) -> ScoreTask:
     from sdsa_kernels.scoring.task import make_task, takes_tiled_scales
+    from sdsa_quant.formats.nvfp4 import query_rule
     from sdsa_quant.formats.scale_order import TILED
 
     requests = requests_of_groups(options, queries, cache.context_lengths.shape[0])
@@ -245,7 +246,7 @@ def _plan(options: ScoreOptions, cache: CacheFile, queries: Queries) -> ScoreTas
         query_format=query_format,
         query_name=f"{queries.tensor.path}, tensor {queries.tensor.name}",
         transform=cache.transform,
-        rule=cache.header.rule,
+        rule=query_rule(cache.header.rule),
         device=options.device,
         backend=options.backend,
     )

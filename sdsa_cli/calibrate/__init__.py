@@ -1,0 +1,1 @@
+"""`sdsa calibrate`: its command and its document."""
