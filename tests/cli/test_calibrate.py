@@ -63,7 +63,7 @@ def test_a_cache_names_its_statistics_and_holds_what_the_rule_makes(sdsa: Run) -
     assert (header.rule, header.calibration) == ("covariance", digest)
     sdsa("inspect", "cache.safetensors").is_clean()
     query = ("--query-name", "layers.1.queries", "--requests", ",".join("0" * 16))
-    sdsa("score", "cache.safetensors", "capture.safetensors", *query).is_clean()
+    sdsa("score", "cache.safetensors", "--queries", "capture.safetensors", *query).is_clean()
 
 
 @pytest.mark.usefixtures("capture")

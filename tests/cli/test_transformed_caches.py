@@ -174,7 +174,7 @@ def edit_metadata(path: Path, changes: dict[str, str | None]) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": "3"}, "header field version must be 1 or 2, got '3'"),
+        ({"version": "4"}, "header field version must be 1 or 2 or 3, got '4'"),
         ({"version": "1"}, "header field rotate goes with version 2"),
         ({"rotate": "givens"}, "header field rotate must be none or hadamard, got 'givens'"),
         ({"rotate": None}, "header field rotate is missing"),
