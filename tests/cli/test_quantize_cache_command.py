@@ -85,6 +85,7 @@ def test_the_document(sdsa: Run, save_keys: SaveKeys, tmp_path: Path) -> None:
         "cache_bytes": 17 * 4608,
         "bf16_bytes": 17 * 16384,
         "rule": "amax/6",
+        "calibration": None,
         "rotate": "none",
         "gain": 1.0,
         "center": "none",
