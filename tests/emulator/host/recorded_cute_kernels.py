@@ -61,3 +61,30 @@ def copy_tiles(session: Session) -> None:
     session.add_tensor("target", target)
     arguments = [from_dlpack(tensor, assumed_align=16) for tensor in (source, target)]
     cute.compile(_copy_tiles, *arguments)(*arguments)
+
+
+class _Value:
+    """A constant that a symbol does not show."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@cute.kernel
+def _fill_kernel(target: cute.Tensor, value: cutlass.Constexpr) -> None:
+    thread, _, _ = cute.arch.thread_idx()
+    target[thread] = cutlass.Int32(value.number)
+
+
+@cute.jit
+def _fill(target: cute.Tensor, value: cutlass.Constexpr) -> None:
+    _fill_kernel(target, value).launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+
+def fill_twice(session: Session, *values: int) -> None:
+    """Compile one kernel for several values, which its symbol does not contain; then launch all."""
+    target = torch.zeros(32, dtype=torch.int32)
+    session.add_tensor("target", target)
+    argument = from_dlpack(target, assumed_align=16)
+    for compiled in [cute.compile(_fill, argument, _Value(value)) for value in values]:
+        compiled(argument)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulator import Launch, RunReport, run
+from emulator import Launch, RunReport, record, run
 from emulator.errors import MissingProxyFence
 
 from .standin import reason_unavailable
@@ -60,3 +60,14 @@ def test_a_fault_and_notes_are_in_the_report(example: dict[str, Any]) -> None:
     assert isinstance(report.fault, MissingProxyFence)
     assert report.seeds == [0]
     assert "fault on seed 0: MissingProxyFence: " in str(report)
+
+
+@pytest.mark.filterwarnings("ignore:Cache is disabled")
+def test_kernels_of_one_name_keep_their_own_ptx(example: dict[str, Any]) -> None:
+    from .recorded_cute_kernels import fill_twice
+
+    values = (3, 5)
+    launches = record(fill_twice, *values)
+    assert len({launch.kernel for launch in launches}) == 1
+    for launch, value in zip(launches, values, strict=True):
+        assert (run(launch, [0]).memory["target"].view(np.int32) == value).all()
