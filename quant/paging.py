@@ -44,15 +44,41 @@ class PagedKeys:
         return self.key_cache.shape[0]
 
     def to(self, device: torch.device | str) -> PagedKeys:
-        """The same keys on another device; no copy where they are there already."""
+        """The same keys on another device, in the same layout; no copy where they are already."""
+        moved = self._moved_records(torch.device(device))
         scales = self.key_scales
+        if moved is None:
+            moved = self.key_cache.to(device), None if scales is None else scales.to(device)
         return replace(
             self,
-            key_cache=self.key_cache.to(device),
-            key_scales=None if scales is None else scales.to(device),
+            key_cache=moved[0],
+            key_scales=moved[1],
             block_table=self.block_table.to(device),
             context_lengths=self.context_lengths.to(device),
         )
+
+    def _moved_records(
+        self, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """Views of moved records where these are such views; None otherwise, or if there."""
+        if self.key_cache.device == device or not _shared_records(self.key_cache, self.key_scales):
+            return None
+        size = record_bytes(NVFP4)
+        records = self.key_cache.as_strided((self.pages, size), (size, 1))
+        return page_views(records.to(device), NVFP4)
+
+
+def _shared_records(key_cache: torch.Tensor, key_scales: torch.Tensor | None) -> bool:
+    """Whether keys and scales are the two parts of page records in one buffer."""
+    return (
+        key_scales is not None
+        and key_scales.dim() == 3
+        and key_cache.dtype == torch.uint8
+        and key_cache.shape[0] > 0
+        and key_cache.stride(0) == key_scales.stride(0) == record_bytes(NVFP4)
+        and key_scales.untyped_storage().data_ptr() == key_cache.untyped_storage().data_ptr()
+        and key_scales.storage_offset() == key_cache.storage_offset() + CODE_PAGE_BYTES
+    )
 
 
 def page_views(records: torch.Tensor, key_format: str) -> tuple[torch.Tensor, torch.Tensor | None]:

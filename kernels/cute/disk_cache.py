@@ -2,9 +2,9 @@
 
 A cache entry is one file, named after a hash of everything that the binary depends on: the
 architecture, the variant, the version of CuTe DSL and the source of the kernel. Its
-first line is JSON (the symbol, the launch configuration, a checksum of the rest), the rest is the
+first line is JSON (the symbol, the launch configuration, a checksum of all else), the rest is the
 device binary. It is written under a temporary name and renamed, so that processes may share the
-folder; an entry that is damaged or cannot be read counts as missing.
+folder; an entry that is damaged, cannot be read or belongs to another user counts as missing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import tempfile
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,13 +27,16 @@ CACHE_VARIABLE = "SDSA_CACHE_DIR"
 _DISTRIBUTIONS = ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base")
 
 
-def cache_folder() -> Path:
-    """``$SDSA_CACHE_DIR``, else ``sdsa`` in the user's cache folder."""
+def cache_folder() -> Path | None:
+    """``$SDSA_CACHE_DIR``, else ``sdsa`` in the user's cache folder; None without a home folder."""
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "sdsa"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "sdsa"
+    except RuntimeError:
+        return None
 
 
 @functools.cache
@@ -45,20 +49,27 @@ def _source_hash() -> str:
     return digest.hexdigest()
 
 
-def entry_path(architecture: str, variant: str) -> Path:
-    """The cache file of a kernel, whether or not it exists."""
+def entry_path(architecture: str, variant: str) -> Path | None:
+    """The cache file of a kernel, whether or not it exists; None where there is no folder."""
+    folder = cache_folder()
+    if folder is None:
+        return None
     parts = [architecture, variant, _source_hash()]
     parts += [f"{name}=={package_version(name)}" for name in _DISTRIBUTIONS]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-    return cache_folder() / f"cute-{architecture}-{variant}-{key}.bin"
+    return folder / f"cute-{architecture}-{variant}-{key}.bin"
+
+
+def _checksum(header: Mapping[str, object], image: bytes) -> str:
+    """Of an entry's header, without the checksum itself, and its image."""
+    fields = {name: value for name, value in header.items() if name != "sha256"}
+    text = json.dumps(fields, sort_keys=True)
+    return hashlib.sha256(text.encode() + b"\n" + image).hexdigest()
 
 
 def _encode(kernel: CompiledKernel) -> bytes:
-    header = {
-        "symbol": kernel.symbol,
-        "config": asdict(kernel.config),
-        "sha256": hashlib.sha256(kernel.image).hexdigest(),
-    }
+    header: dict[str, object] = {"symbol": kernel.symbol, "config": asdict(kernel.config)}
+    header["sha256"] = _checksum(header, kernel.image)
     return json.dumps(header).encode() + b"\n" + kernel.image
 
 
@@ -67,16 +78,19 @@ def _decode(entry: bytes) -> CompiledKernel | None:
     first, _, image = entry.partition(b"\n")
     try:
         header = json.loads(first)
-        if header["sha256"] != hashlib.sha256(image).hexdigest():
+        if header["sha256"] != _checksum(header, image):
             return None
         return CompiledKernel(image, str(header["symbol"]), LaunchConfig(**header["config"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def read_entry(path: Path) -> CompiledKernel | None:
     """A kernel from its cache file, None where it cannot be used."""
     try:
+        # In a folder that many can write, others must not choose what this process executes.
+        if path.stat().st_uid not in (os.geteuid(), 0):
+            return None
         return _decode(path.read_bytes())
     except OSError:
         return None
@@ -102,13 +116,26 @@ def write_entry(path: Path, kernel: CompiledKernel) -> None:
         )
 
 
+@functools.cache
+def _warn_of_no_folder() -> None:
+    """Say, once, that there is no home folder to keep compiled kernels in."""
+    warnings.warn(
+        f"compiled kernels cannot be kept, there is no home folder: every process compiles its "
+        f"own; set {CACHE_VARIABLE} to a folder that can be written",
+        stacklevel=3,
+    )
+
+
 def compiled_kernel(architecture: str, variant: str) -> CompiledKernel:
     """A kernel from the cache, or compiled now and cached."""
     path = entry_path(architecture, variant)
-    kernel = read_entry(path)
+    kernel = None if path is None else read_entry(path)
     if kernel is None:
         from .compile import compile_variant  # needs CuTe DSL, which a cache hit does without
 
         kernel = compile_variant(architecture, variant)
-        write_entry(path, kernel)
+        if path is None:
+            _warn_of_no_folder()
+        else:
+            write_entry(path, kernel)
     return kernel

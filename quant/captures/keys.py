@@ -105,9 +105,13 @@ def _default_keys(source: TensorSource) -> list[StoredTensor]:
     if USUAL_NAME in source:
         return [source[USUAL_NAME]]
     candidates = [tensor for tensor in source if can_be_keys(tensor)]
-    if len(candidates) == 1:
+    others = [tensor for tensor in source if _may_be_stored_keys(tensor)]
+    if len(candidates) == 1 and not are_queries(candidates[0]) and not others:
         return candidates
     found = "none" if not candidates else f"{len(candidates)} of them"
+    if len(candidates) == 1:
+        found = f"{candidates[0].name}, "
+        found += f"beside {others[0]}" if others else "which is named as query rows are"
     pattern = common_pattern([tensor.name for tensor in candidates if not are_queries(tensor)])
     raise InputError(
         f"no tensor is named {USUAL_NAME}, and there must be one float tensor [.., {DIM}], "
@@ -137,6 +141,12 @@ def _refuse_quantized(source: TensorSource, tensor: StoredTensor) -> None:
 def can_be_keys(tensor: StoredTensor) -> bool:
     """Whether dtype and shape are those of unquantized keys."""
     return tensor.dtype in FLOAT_DTYPES and _has_key_shape(tensor)
+
+
+def _may_be_stored_keys(tensor: StoredTensor) -> bool:
+    """Whether a tensor could be quantized keys, so that a float one beside it may not be keys."""
+    quantized = tensor.dtype.startswith("F8") or tensor.dtype in ("U8", "I8", "F4")
+    return quantized and len(tensor.shape) >= 2 and tensor.shape[-1] >= DIM // 2
 
 
 def are_queries(tensor: StoredTensor) -> bool:

@@ -314,7 +314,7 @@ def validate_cache(cache: CacheFile) -> None:
     ------
     CheckFailedError
         A length is negative or needs more blocks than the table has, a used table entry is not a
-        page of the cache, the mean key is not finite, or a scale byte is NaN.
+        page of the cache, the mean key is not finite, or a scale byte is NaN or negative.
     """
     lengths = cache.context_lengths.long()
     table = cache.block_table.long()
@@ -347,6 +347,11 @@ def validate_cache(cache: CacheFile) -> None:
         for page, key, block in ((part & 0x7F) == 0x7F).nonzero().tolist():
             raise CheckFailedError(
                 f"{cache.path}: the scale of page {start + page}, key {key}, block {block} is NaN"
+            )
+        for page, key, block in (part >= 0x80).nonzero().tolist():
+            raise CheckFailedError(
+                f"{cache.path}: the scale of page {start + page}, key {key}, block {block} is "
+                f"negative"
             )
 
 

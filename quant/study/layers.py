@@ -32,7 +32,7 @@ from sdsa_quant.captures.names import (
 from sdsa_quant.captures.queries import spread_groups, stated_rows_per_group
 from sdsa_quant.errors import Hint, InputError
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, open_tensors
-from sdsa_quant.layout import DIM
+from sdsa_quant.layout import DIM, MAX_ROWS
 
 from .inputs import StudyInputs
 
@@ -266,6 +266,13 @@ def _row_requests(
     per_group = inputs.rows_per_group
     if per_group is None:
         per_group = stated_rows_per_group(query_source, query_tensor) or 1
+        if per_group > MAX_ROWS:
+            raise InputError(
+                f"tensor {query_tensor.name} {list(query_tensor.shape)} would make groups of "
+                f"{per_group} rows, and a group has 1 to {MAX_ROWS}: heads are not rows",
+                source=query_tensor.path,
+                hint=Hint("rows_per_group", "if they are rows after all"),
+            )
     in_keys = len(keys.context_lengths)
     # No scores call is made here, so that a group may have more than 8 rows.
     if per_group < 1 or rows == 0 or rows % per_group:

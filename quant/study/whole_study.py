@@ -146,7 +146,7 @@ def run(
         lengths=lengths,
         rows_per_group=rows_per_group,
         requests=requests if requests is None or isinstance(requests, str) else tuple(requests),
-        causal=causal,
+        causal=causal or positions is not None,  # positions are what rows see keys up to
         positions=positions,
         calibration=None if calibration is None else Path(calibration),
     )

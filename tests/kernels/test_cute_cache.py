@@ -126,3 +126,44 @@ def test_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.cache_folder() == Path("/some/where/sdsa")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache.cache_folder() == Path.home() / ".cache" / "sdsa"
+
+
+@pytest.mark.parametrize("home", ["none", "other-user"])
+def test_no_home_folder_costs_a_warning(
+    monkeypatch: pytest.MonkeyPatch, compilations: list[tuple[str, str]], home: str
+) -> None:
+    monkeypatch.delenv(cache.CACHE_VARIABLE)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    cache._warn_of_no_folder.cache_clear()
+    assert cache.entry_path("sm_90a", home) is None
+    with pytest.warns(UserWarning, match=cache.CACHE_VARIABLE):
+        kernel = cache.compiled_kernel("sm_90a", home)
+    assert kernel.image == KERNEL.image
+    cache.compiled_kernel("sm_90a", home)  # and says so once
+
+
+def test_every_flipped_bit_is_noticed(compilations: list[tuple[str, str]]) -> None:
+    kernel = cache.compiled_kernel("sm_90a", "bf16")
+    path = cache.entry_path("sm_90a", "bf16")
+    entry = path.read_bytes()
+    for bit in range(8 * len(entry)):
+        flipped = bytearray(entry)
+        flipped[bit // 8] ^= 1 << bit % 8
+        assert cache._decode(bytes(flipped)) in (None, kernel), bit
+    assert cache._decode(b"[" * 100_000) is None
+
+
+def test_an_entry_of_another_user_is_not_executed(
+    monkeypatch: pytest.MonkeyPatch, compilations: list[tuple[str, str]]
+) -> None:
+    cache.compiled_kernel("sm_90a", "bf16")
+    path = cache.entry_path("sm_90a", "bf16")
+    own = path.stat()
+    stranger = SimpleNamespace(st_uid=own.st_uid + 4321)
+    monkeypatch.setattr(Path, "stat", lambda self, **options: stranger)
+    assert cache.read_entry(path) is None

@@ -333,6 +333,9 @@ def changed(
         ("block_table", (3, 1), -1, r"block_table\[3, 1\] must be a page, 0 to 5, got -1"),
         ("scales", (4, 63, 7), 0x7F, "the scale of page 4, key 63, block 7 is NaN"),
         ("scales", (0, 0, 0), 0xFF, "the scale of page 0, key 0, block 0 is NaN"),
+        ("scales", (0, 0, 0), 0x80, "the scale of page 0, key 0, block 0 is negative"),
+        ("scales", (4, 63, 7), 0xFE, "the scale of page 4, key 63, block 7 is negative"),
+        ("scales", (2, 1, 3), 0xB8, "the scale of page 2, key 1, block 3 is negative"),
     ],
 )
 def test_validation_names_what_is_wrong(

@@ -337,3 +337,29 @@ def test_the_default_offers_a_pattern(tmp_path: Path) -> None:
     source = source_of(tmp_path, {"l.1.k": keys(), "l.2.k": keys(), "l.1.q": keys()})
     with pytest.raises(InputError, match=r"; give key_names='l\.\*\.k' for one cache each$"):
         select_keys(source)
+
+
+@pytest.mark.parametrize("name", ["queries", "query", "layers.3.q"])
+def test_query_rows_are_not_taken_for_keys(tmp_path: Path, name: str) -> None:
+    source = source_of(tmp_path, {name: keys(8, 128)})
+    with pytest.raises(InputError, match="which is named as query rows are"):
+        select_keys(source)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        keys(400, 128).to(torch.float8_e4m3fn),
+        torch.zeros(400, 128, dtype=torch.uint8),
+        torch.zeros(5, 64, 64, dtype=torch.uint8),
+        torch.zeros(400, 128, dtype=torch.int8),
+    ],
+    ids=["fp8", "bytes", "pages", "int8"],
+)
+def test_a_float_tensor_beside_stored_keys_may_be_query_rows(
+    tmp_path: Path, stored: torch.Tensor
+) -> None:
+    source = source_of(tmp_path, {"k_dump": stored, "hidden": keys(8, 128)})
+    with pytest.raises(InputError, match="got hidden, beside k_dump"):
+        select_keys(source)
+    assert names(source, "hidden") == ["hidden"]

@@ -81,3 +81,23 @@ def test_ranges_past_a_request_are_refused(generator: torch.Generator) -> None:
     cache = paged(torch.randn(10, 128, generator=generator).bfloat16(), [10], "nvfp4")
     with pytest.raises(InputError, match="within 0 to 10, got 3 to 11"):
         gather_keys(cache, 0, 3, 11)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_records_stay_records_on_another_device(first: int) -> None:
+    key_cache, key_scales = page_views(torch.zeros(5, 4608).byte()[first:], "nvfp4")
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    moved = PagedKeys(key_cache, key_scales, table, table[0]).to("meta")
+    assert moved.key_scales is not None
+    assert moved.key_cache.stride() == (4608, 64, 1)
+    assert moved.key_scales.stride() == (4608, 8, 1)
+    assert moved.key_scales.storage_offset() == 4096
+    assert moved.key_cache.shape == key_cache.shape
+
+
+def test_separate_tensors_stay_separate_on_another_device() -> None:
+    codes, scales = torch.zeros(5, 64, 64).byte(), torch.zeros(5, 64, 8).to(torch.float8_e4m3fn)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    moved = PagedKeys(codes, scales, table, table[0]).to("meta")
+    assert moved.key_scales is not None
+    assert (moved.key_cache.stride(0), moved.key_scales.stride(0)) == (4096, 512)

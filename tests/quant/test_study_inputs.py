@@ -101,7 +101,9 @@ def test_positions(save: Save) -> None:
 
 def test_groups_may_have_more_than_8_rows(save: Save) -> None:
     path = save(keys=(40, 128), queries=(2, 20, 128), lengths=torch.tensor([20, 20]))
-    layer = open_layers(StudyInputs(path, path, lengths="lengths", causal=True))[0]
+    layer = open_layers(StudyInputs(path, path, lengths="lengths", causal=True, rows_per_group=20))[
+        0
+    ]
     assert layer.row_lengths == (*range(1, 21), *range(1, 21))
 
 
@@ -203,3 +205,11 @@ def test_refuses_quantized_keys(save: Save) -> None:
     path = save(keys=torch.zeros(4, 128, dtype=torch.uint8), queries=(1, 128))
     with pytest.raises(DtypeError, match="unquantized keys"):
         open_layers(StudyInputs(path, path))
+
+
+@pytest.mark.parametrize("heads", [9, 32, 64])
+def test_heads_are_not_rows(save: Save, heads: int) -> None:
+    path = save(keys=torch.zeros(100, 128), queries=torch.zeros(4, heads, 128))
+    for causal in (False, True):
+        with pytest.raises(InputError, match="heads are not rows; give rows_per_group"):
+            open_layers(StudyInputs(path, path, causal=causal))

@@ -125,6 +125,16 @@ def test_errors_beyond_float32_are_undefined(tmp_path: Path) -> None:
     assert (result.key_error, result.channel_errors) == (None, None)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_positions_make_a_study_causal(tmp_path: Path, causal: bool) -> None:
+    path = tmp_path / "at.safetensors"
+    rows, at = torch.randn(3, 128), torch.tensor([3, 9, 6])
+    save_file({"keys": torch.randn(10, 128), "queries": rows, "at": at}, path)
+    options = {"positions": "at", "formats": "nvfp4", "top_k": [2]}
+    report = study.run(path, path, tmp_path / "out", causal=causal, **options)
+    assert report.inputs.causal
+
+
 # The report.
 
 
