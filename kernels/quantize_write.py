@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from sdsa_quant.calibration.layer import LayerWeights
 from sdsa_quant.errors import InputError, UnsupportedError
 from sdsa_quant.formats.blocks import FLOAT_DTYPES
-from sdsa_quant.formats.nvfp4 import AMAX_OVER_6, NONFINITE_MESSAGE, quantize_nvfp4
+from sdsa_quant.formats.nvfp4 import (
+    AMAX_OVER_6,
+    COVARIANCE,
+    NONFINITE_MESSAGE,
+    RULES,
+    quantize_nvfp4,
+)
 from sdsa_quant.formats.rule_weights import RuleWeights
 from sdsa_quant.layout import (
     DIM,
@@ -47,12 +54,14 @@ def quantize_write_nvfp4(
     key_scales: torch.Tensor,
     packed_query: torch.Tensor | None = None,
     query_scales: torch.Tensor | None = None,
+    rule: str = AMAX_OVER_6,
+    calibration: LayerWeights | None = None,
 ) -> None:
     """Quantize keys into a paged cache and query rows into rows, as `indexer_scores` reads them.
 
-    Every block of 16 values gets the scale ``e4m3(amax / 6)``; there is no global scale. The bits
-    are those of `sdsa_quant.quantize_nvfp4` with ``nonfinite="saturate"``. The signature and the
-    meaning are those of ``flashinfer.sdsa.quantize_write_index_qk_nvfp4``; beyond it, the query may
+    By the rule ``amax/6`` every block of 16 values gets the scale ``e4m3(amax / 6)``; there is no
+    global scale. The bits, by any rule, are those of `sdsa_quant.quantize_nvfp4` with
+    ``nonfinite="saturate"``. The signature and the meaning are those of ``flashinfer.sdsa.quantize_write_index_qk_nvfp4``; beyond it, the query may
     be left out, values may be float32, and any GPU from SM80 on and any CPU works. On a GPU it
     is one launch without host synchronization, and can be captured after one call.
 
@@ -78,6 +87,10 @@ def quantize_write_nvfp4(
         Output, uint8 ``[rows, 64]``, row stride a multiple of 16 bytes.
     query_scales : torch.Tensor, optional
         Output, float8_e4m3fn (or its uint8 bytes) ``[rows, 8]``, row stride a multiple of 8 bytes.
+    rule : str
+        A rule of `sdsa_quant.quantize_nvfp4`. Those other than ``"amax/6"`` need CPU tensors.
+    calibration : LayerWeights, optional
+        What the rule ``"covariance"`` needs, and no other rule takes.
 
     Raises
     ------
@@ -97,6 +110,7 @@ def quantize_write_nvfp4(
         _check_no_query(query, query_rows, packed_query, query_scales)
     else:
         queries = _check_queries(key, query, query_rows, packed_query, query_scales)
+    _check_rule(rule, calibration)
     halves = [(keys, "slots")] if queries is None else [(keys, "slots"), (queries, "query_rows")]
     on_the_cpu, checked = key_cache.device.type == "cpu", checked_mode()
     for rows, name in halves:
@@ -105,13 +119,18 @@ def quantize_write_nvfp4(
         if checked:
             check_written_once(rows, name)
     if on_the_cpu:
-        for rows, _ in halves:
-            _write_on_the_cpu(rows)
+        weights = (None, None) if calibration is None else (calibration.keys, calibration.queries)
+        for (rows, _), its_weights in zip(halves, weights, strict=False):
+            _write_on_the_cpu(rows, rule, its_weights)
         return
     if key_cache.device.type != "cuda" or not can_find("triton"):
         raise UnsupportedError(
             f"quantize_write_nvfp4 needs CPU tensors, or CUDA tensors and triton, "
             f"got {key_cache.device}"
+        )
+    if rule != AMAX_OVER_6:
+        raise UnsupportedError(
+            f"quantize_write_nvfp4 needs CPU tensors for the rule {rule}, got {key_cache.device}"
         )
     from .triton.write import launch
 
@@ -194,10 +213,19 @@ def _check_no_query(*arguments: torch.Tensor | None) -> None:
         )
 
 
-def _write_on_the_cpu(rows: WriteProblem) -> None:
+def _check_rule(rule: str, calibration: LayerWeights | None) -> None:
+    if rule not in RULES:
+        raise InputError(f"rule must be one of {RULES}, got {rule!r}")
+    if (calibration is not None) != (rule == COVARIANCE):
+        raise InputError(f"calibration must be given for the rule {COVARIANCE} and for no other")
+
+
+def _write_on_the_cpu(rows: WriteProblem, rule: str, weights: RuleWeights | None) -> None:
     kept = rows.index >= 0
     index = rows.index[kept]
-    codes, scales = quantize_nvfp4(rows.values[kept], nonfinite="saturate")
+    codes, scales = quantize_nvfp4(
+        rows.values[kept], nonfinite="saturate", rule=rule, weights=weights
+    )
     scale_bytes = scales.view(torch.uint8)
     if rows.codes.dim() == 2:
         rows.codes[index] = codes

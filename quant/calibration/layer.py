@@ -55,6 +55,17 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """What the rule ``covariance`` weighs the errors of one layer with, after one rotation."""
+
+    keys: RuleWeights
+    """For keys: from the covariance of query rows."""
+
+    queries: RuleWeights
+    """For query rows: from the covariance of keys."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerCalibration:
     """The statistics of one layer."""
 
@@ -119,6 +130,10 @@ class LayerCalibration:
     def query_weights(self, rotate: str) -> RuleWeights:
         """What the errors of query rows weigh after a rotation."""
         return rule_weights(_rotated(self.key_covariance, rotate))
+
+    def weights(self, rotate: str) -> LayerWeights:
+        """Both, as `sdsa_kernels.quantize_write_nvfp4` takes them."""
+        return LayerWeights(self.key_weights(rotate), self.query_weights(rotate))
 
     @property
     def digest(self) -> str:

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from sdsa_kernels import quantize_write_nvfp4
+from sdsa_quant.calibration.layer import LayerWeights
 from sdsa_quant.errors import DtypeError, InputError
 from sdsa_quant.formats.nvfp4 import quantize_nvfp4
 from sdsa_quant.paging import page_views
 from support.problems import gaussian_values
+from support.rule_cases import some_weights
 
 
 def arguments(generator: torch.Generator, **changes: Any) -> dict[str, Any]:
@@ -168,3 +170,30 @@ def test_the_checked_mode_accepts_what_is_skipped_twice(
     call = arguments(generator, slots=torch.tensor([-1, -1, 3, 127, 0]))
     quantize_write_nvfp4(**call)
     assert torch.equal(call["key_cache"][0, 3], quantize_nvfp4(call["key"])[0][2])
+
+
+@pytest.mark.parametrize("rule", ["4over6", "search", "covariance"])
+def test_writes_by_every_rule(generator: torch.Generator, rule: str) -> None:
+    calibration = None
+    if rule == "covariance":
+        calibration = LayerWeights(some_weights(generator), some_weights(generator))
+    call = arguments(generator)
+    quantize_write_nvfp4(**call, rule=rule, calibration=calibration)
+    outputs = {
+        "keys": (call["key"], call["key_cache"][1, 6], call["key_scales"][1, 6]),
+        "queries": (call["query"], call["packed_query"][2], call["query_scales"][2]),
+    }
+    for name, (values, codes, scales) in outputs.items():
+        weights = None if calibration is None else getattr(calibration, name)
+        expected = quantize_nvfp4(values[:1], rule=rule, weights=weights)
+        assert torch.equal(codes, expected[0][0])
+        assert torch.equal(scales.view(torch.uint8), expected[1][0].view(torch.uint8))
+
+
+def test_a_rule_and_its_calibration_go_together(generator: torch.Generator) -> None:
+    call = arguments(generator)
+    with pytest.raises(InputError, match="calibration must be given for the rule covariance"):
+        quantize_write_nvfp4(**call, rule="covariance")
+    with pytest.raises(InputError, match="rule must be one of"):
+        quantize_write_nvfp4(**call, rule="amax/7")
+    assert (call["key_cache"] == 0xA5).all()
