@@ -61,9 +61,10 @@ def quantize_write_nvfp4(
 
     By the rule ``amax/6`` every block of 16 values gets the scale ``e4m3(amax / 6)``; there is no
     global scale. The bits, by any rule, are those of `sdsa_quant.quantize_nvfp4` with
-    ``nonfinite="saturate"``. The signature and the meaning are those of ``flashinfer.sdsa.quantize_write_index_qk_nvfp4``; beyond it, the query may
-    be left out, values may be float32, and any GPU from SM80 on and any CPU works. On a GPU it
-    is one launch without host synchronization, and can be captured after one call.
+    ``nonfinite="saturate"``. The signature and the meaning are those of
+    ``flashinfer.sdsa.quantize_write_index_qk_nvfp4``; beyond it, the query may be left out, values
+    may be float32, and any GPU from SM80 on and any CPU works. On a GPU it is one launch without
+    host synchronization, and can be captured after one call.
 
     Parameters
     ----------
