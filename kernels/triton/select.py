@@ -1,4 +1,4 @@
-"""Host side of `select_top_k` on CUDA tensors: two launches of `top_k`, and their workspace.
+"""Host side of `select_top_k` on CUDA tensors: three launches, and their workspace.
 
 The workspace is allocated by the call. Outside a capture it belongs to the current stream, inside
 one to the graph, so that neither replays nor streams ever share it. It is never cleared: a kernel
@@ -28,8 +28,7 @@ _BLOCK = 4096  # candidates in the registers of a program
 _DIRECT = 8192  # scores of a row that are not worth a threshold
 _SAMPLE, _WIDE_SAMPLE = 4096, 8192
 _WIDE = 1 << 18  # longest row that the smaller sample serves
-# H200, Triton 3.6, 2026-12: 256 rows of 64K take 154 us so, and 186 to 189 with 16 to collect.
-_COLLECT_WARPS, _FINISH_WARPS = 8, 8
+_THRESHOLD_WARPS, _COLLECT_WARPS, _FINISH_WARPS = 8, 8, 8
 _PROGRAMS = 2  # of collect_kernel, a multiprocessor
 _MOST_PROGRAMS = 511  # one less than the segments that finish_kernel looks at
 _INTERPRETED_PROGRAMS = 3
@@ -81,6 +80,7 @@ def launch(problem: SelectProblem) -> None:
 
 
 def _run(problem: SelectProblem, programs: int, sample: int, *, overlaps: bool) -> None:
+    from .thresholds import threshold_kernel
     from .top_k import collect_kernel, finish_kernel
 
     scores, k, rows = problem.scores, problem.top_k, problem.rows
@@ -93,9 +93,24 @@ def _run(problem: SelectProblem, programs: int, sample: int, *, overlaps: bool) 
     found_keys = scores.new_empty((segments, capacity if long else 1), dtype=torch.int32)
     found_scores = scores.new_empty(found_keys.shape)
     if long:
+        thresholds = scores.new_empty(rows, dtype=torch.int32)
+        threshold_kernel[(rows,)](
+            scores,
+            problem.context_lengths,
+            thresholds,
+            *sizes,
+            scores.stride(0),
+            DIRECT=_DIRECT,
+            SAMPLE=sample,
+            OVERLAPS=overlaps,
+            num_warps=_THRESHOLD_WARPS,
+            **options,
+            **COMPILE_OPTIONS,
+        )
         collect_kernel[(programs,)](
             scores,
             problem.context_lengths,
+            thresholds,
             counts,
             found_keys,
             found_scores,
@@ -104,7 +119,6 @@ def _run(problem: SelectProblem, programs: int, sample: int, *, overlaps: bool) 
             scores.stride(0),
             TILE=_TILE,
             DIRECT=_DIRECT,
-            SAMPLE=sample,
             OVERLAPS=overlaps,
             num_warps=_COLLECT_WARPS,
             **options,

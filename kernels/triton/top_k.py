@@ -8,11 +8,14 @@ list, and every program of `collect_kernel` takes an equal contiguous share of i
 has of a row is a *segment*. Along the list either the program or the row goes up by one, so
 ``program + row`` numbers the segments without gaps between a row's own.
 
-**Candidates** (`collect_kernel`). A program samples each row of its share, at most `SAMPLE` scores,
-one at a pseudo-random index of every interval of equal length. The threshold is the sample's
-``r``-th largest, ``r`` being what `k` comes to in the sample and 3.5 standard deviations more. The
-scores above it, and the first `k` equal to it, go to the segment's own part of the workspace in
-ascending key index. Nothing is decided by an atomic, so a run is like any other.
+**Thresholds** (`threshold_kernel` in `thresholds`), a program a row of more than `DIRECT`: `SAMPLE`
+of its scores, one at a pseudo-random index of every interval of equal length. The threshold is the
+``r``-th largest of them, ``r`` being what `k` comes to in the sample and 3.5 standard deviations
+more.
+
+**Candidates** (`collect_kernel`). The scores above the threshold, and the first `k` equal to it, go
+to the segment's own part of the workspace in ascending key index. Nothing is decided by an atomic,
+so a run is like any other.
 
 **Selection** (`finish_kernel`), a program a row. The k-th largest of the candidates is found by
 digits of two bits, whose counts one packed sum gives, and what reaches it is written in ascending
@@ -26,53 +29,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .thresholds import (
+    LEAST,
+    LOWER,
+    NOT_SPECIALIZED,
+    count_digits,
+    narrow,
+    order_keys,
+    row_length,
+    tiles_of,
+)
+
 SCAN = tl.constexpr(1024)  # rows looked at at a time
 SEGMENTS = tl.constexpr(512)  # of a row, at most: as many as programs
-_LEAST = tl.constexpr(-(2**31))
-_LOWER = tl.constexpr(2**31 - 1)
 _TIE = tl.constexpr(2**16)  # counts ties in the upper half of a word, others in the lower
-
-NOT_SPECIALIZED = [
-    "scores_ptr",
-    "lengths_ptr",
-    "keys_ptr",
-    "values_ptr",
-    "table_ptr",
-    "requests_ptr",
-    "counts_ptr",
-    "ends_ptr",
-    "found_keys_ptr",
-    "found_scores_ptr",
-    "rows",
-    "rows_per_group",
-    "max_context",
-    "k",
-    "capacity",
-    "programs",
-    "scores_stride",
-    "keys_stride",
-    "values_stride",
-    "table_stride",
-]
-
-
-@triton.jit
-def _order_keys(scores):
-    bits = scores.to(tl.int32, bitcast=True)
-    keys = bits ^ ((bits >> 31) & _LOWER)
-    keys = tl.where(bits == _LEAST, 0, keys)
-    return tl.where((bits & _LOWER) > 0x7F800000, _LEAST, keys)
-
-
-@triton.jit
-def _row_length(lengths_ptr, row, rows, rows_per_group, max_context):
-    length = tl.load(lengths_ptr + row // rows_per_group, mask=row < rows, other=0)
-    return tl.minimum(tl.maximum(length, 0), max_context)
-
-
-@triton.jit
-def _tiles_of(length, TILE: tl.constexpr, DIRECT: tl.constexpr):
-    return tl.where(length > DIRECT, (length - 1) // TILE + 1, 0)
 
 
 @triton.jit
@@ -86,70 +56,15 @@ def _tiles(
     DIRECT: tl.constexpr,
 ):
     """Tiles of each of `row`."""
-    length = _row_length(lengths_ptr, row, rows, rows_per_group, max_context)
-    return _tiles_of(length, TILE, DIRECT)
-
-
-@triton.jit
-def _count_digits(bits, live, shift):
-    """How many live ones have 3, 2 and 1 in the two bits at `shift`: one sum of packed counts."""
-    digit = (bits >> shift) & 3
-    packed = (digit == 3).to(tl.int64)
-    packed += (digit == 2).to(tl.int64) << 20
-    packed += (digit == 1).to(tl.int64) << 40
-    packed = tl.sum(tl.where(live, packed, 0), 0)
-    field = (1 << 20) - 1
-    return (
-        (packed & field).to(tl.int32),
-        ((packed >> 20) & field).to(tl.int32),
-        (packed >> 40).to(tl.int32),
-    )
-
-
-@triton.jit
-def _narrow(threes, twos, ones, left, need):
-    """The digit that holds the `need`-th from the top: itself, its count, and those above it."""
-    upper = threes + twos
-    most = upper + ones
-    digit = tl.where(need <= threes, 3, tl.where(need <= upper, 2, tl.where(need <= most, 1, 0)))
-    count = tl.where(digit == 3, threes, tl.where(digit == 2, twos, ones))
-    above = tl.where(digit == 3, 0, tl.where(digit == 2, threes, tl.where(digit == 1, upper, most)))
-    return digit, tl.where(digit == 0, left - most, count), above
-
-
-@triton.jit
-def _sample_threshold(scores, length, k, SAMPLE: tl.constexpr):
-    """An order key that in all likelihood at least `k` scores of a row reach, and few more."""
-    index = tl.arange(0, SAMPLE)
-    interval = length // SAMPLE
-    # A hash's upper 15 bits choose within the interval, so that no period of the keys matters.
-    jitter = ((((index * 40503) & 0xFFFF) >> 1) * (interval & 0x7FFF)) >> 15
-    keys = _order_keys(tl.load(scores + index.to(tl.int64) * interval + jitter))
-    digits = keys ^ _LEAST
-    wanted = k.to(tl.float32) * SAMPLE / length.to(tl.float32)
-    need = tl.minimum((wanted + 3.5 * tl.sqrt(wanted) + 2.0).to(tl.int32), SAMPLE)
-    slack = (need >> 5) + 1  # how many too many are worth another digit
-    prefix = 0
-    fixed = 0  # bits that are decided
-    shift = 30
-    count = SAMPLE
-    while shift >= 0:
-        live = ((digits ^ prefix) & fixed) == 0
-        threes, twos, ones = _count_digits(digits, live, shift)
-        chosen, count, above = _narrow(threes, twos, ones, count, need)
-        need -= above
-        prefix = prefix | (chosen << shift)
-        fixed = fixed | (3 << shift)
-        shift -= 2
-        if count - need <= slack:
-            shift = -1
-    return prefix ^ _LEAST
+    length = row_length(lengths_ptr, row, rows, rows_per_group, max_context)
+    return tiles_of(length, TILE, DIRECT)
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def collect_kernel(
     scores_ptr,  # float32 [rows, max_context]
     lengths_ptr,  # int32 [groups]
+    thresholds_ptr,  # int32 [rows]
     counts_ptr,  # int32 [programs + rows]: candidates of a segment
     found_keys_ptr,  # int32 [programs + rows, capacity]
     found_scores_ptr,  # float32 [programs + rows, capacity]
@@ -161,7 +76,6 @@ def collect_kernel(
     scores_stride: tl.int64,
     TILE: tl.constexpr,
     DIRECT: tl.constexpr,
-    SAMPLE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     if OVERLAPS:
@@ -193,11 +107,11 @@ def collect_kernel(
     tile = start - passed
     index = tl.arange(0, TILE)
     while todo > 0:
-        length = _row_length(lengths_ptr, row, rows, rows_per_group, max_context)
-        steps = tl.minimum(_tiles_of(length, TILE, DIRECT) - tile, todo)
+        length = row_length(lengths_ptr, row, rows, rows_per_group, max_context)
+        steps = tl.minimum(tiles_of(length, TILE, DIRECT) - tile, todo)
         if steps > 0:
             scores = scores_ptr + row.to(tl.int64) * scores_stride
-            threshold = _sample_threshold(scores, length, k, SAMPLE)
+            threshold = tl.load(thresholds_ptr + row)
             segment = (program + row).to(tl.int64)
             found_keys = found_keys_ptr + segment * capacity
             found_scores = found_scores_ptr + segment * capacity
@@ -206,7 +120,7 @@ def collect_kernel(
             for step in range(steps):
                 key = (tile + step) * TILE + index
                 values = tl.load(scores + key, mask=key < length, other=0.0)
-                keys = _order_keys(values)
+                keys = order_keys(values)
                 above = (keys > threshold) & (key < length)
                 tied = (keys == threshold) & (key < length)
                 both = above.to(tl.int32) + tied.to(tl.int32) * _TIE
@@ -253,7 +167,7 @@ def _locate(
         segment = number * 0
         while step > 0:
             probe = segment + step
-            end = tl.load(ends + probe - 1, mask=probe < segments, other=_LOWER)
+            end = tl.load(ends + probe - 1, mask=probe < segments, other=LOWER)
             segment = tl.where(end <= number, probe, segment)
             step = step // 2
         begin = tl.load(ends + segment - 1, mask=segment > 0, other=0)
@@ -280,9 +194,9 @@ def _write(
     VALUES: tl.constexpr,
 ):
     """Write those that reach the k-th largest; how many, and how many of them are equal to it."""
-    masked = (match_bits & fixed) ^ _LEAST
-    above = (masked > (prefix ^ _LEAST)) & valid
-    tied = (masked == (prefix ^ _LEAST)) & valid
+    masked = (match_bits & fixed) ^ LEAST
+    above = (masked > (prefix ^ LEAST)) & valid
+    tied = (masked == (prefix ^ LEAST)) & valid
     both = above.to(tl.int32) + tied.to(tl.int32) * _TIE
     through = tl.cumsum(both, 0)
     whole = tl.sum(both, 0)
@@ -335,7 +249,7 @@ def finish_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
     group = row // rows_per_group
-    length = _row_length(lengths_ptr, row, rows, rows_per_group, max_context)
+    length = row_length(lengths_ptr, row, rows, rows_per_group, max_context)
     scores = scores_ptr + row.to(tl.int64) * scores_stride
     direct = length <= DIRECT
     total = length
@@ -356,7 +270,7 @@ def finish_kernel(
         extra = all_tiles - share * programs
         # The first `extra` programs have `share + 1` tiles each.
         wide = extra * (share + 1)
-        last = before + _tiles_of(length, TILE, DIRECT) - 1
+        last = before + tiles_of(length, TILE, DIRECT) - 1
         least = tl.maximum(share, 1)
         first_program = tl.where(
             before < wide, before // (share + 1), extra + (before - wide) // least
@@ -389,8 +303,8 @@ def finish_kernel(
         found_scores_ptr,
         valid,
     )
-    order = _order_keys(values)
-    bits = order ^ _LEAST  # compared as unsigned numbers, digit by digit
+    order = order_keys(values)
+    bits = order ^ LEAST  # compared as unsigned numbers, digit by digit
     wanted = tl.minimum(k, total)
     need = wanted
     prefix = 0
@@ -399,8 +313,8 @@ def finish_kernel(
     count = total
     if total > k:
         # Begin with the highest bit in which the candidates differ.
-        most = tl.max(tl.where(valid, order, _LEAST), 0)
-        least_order = tl.min(tl.where(valid, order, _LOWER), 0)
+        most = tl.max(tl.where(valid, order, LEAST), 0)
+        least_order = tl.min(tl.where(valid, order, LOWER), 0)
         for first in range(BLOCK, total, BLOCK):
             more = first + number
             _, other = _locate(
@@ -415,22 +329,22 @@ def finish_kernel(
                 found_scores_ptr,
                 more < total,
             )
-            other = _order_keys(other)
-            most = tl.maximum(most, tl.max(tl.where(more < total, other, _LEAST), 0))
-            least_order = tl.minimum(least_order, tl.min(tl.where(more < total, other, _LOWER), 0))
+            other = order_keys(other)
+            most = tl.maximum(most, tl.max(tl.where(more < total, other, LEAST), 0))
+            least_order = tl.minimum(least_order, tl.min(tl.where(more < total, other, LOWER), 0))
         difference = most ^ least_order
         exponent = (difference.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
         shift = tl.where(difference < 0, 30, tl.minimum(tl.maximum(exponent - 1, 0), 30))
         if shift < 30:
             fixed = -1 << (shift + 2)
-            prefix = (most ^ _LEAST) & fixed
+            prefix = (most ^ LEAST) & fixed
         if difference == 0:
             fixed = -1
-            prefix = most ^ _LEAST
+            prefix = most ^ LEAST
             shift = -1
     while shift >= 0:
         live = valid & (((bits ^ prefix) & fixed) == 0)
-        threes, twos, ones = _count_digits(bits, live, shift)
+        threes, twos, ones = count_digits(bits, live, shift)
         for first in range(BLOCK, total, BLOCK):
             more = first + number
             _, other = _locate(
@@ -445,13 +359,13 @@ def finish_kernel(
                 found_scores_ptr,
                 more < total,
             )
-            other_bits = _order_keys(other) ^ _LEAST
+            other_bits = order_keys(other) ^ LEAST
             live = (more < total) & (((other_bits ^ prefix) & fixed) == 0)
-            more_threes, more_twos, more_ones = _count_digits(other_bits, live, shift)
+            more_threes, more_twos, more_ones = count_digits(other_bits, live, shift)
             threes += more_threes
             twos += more_twos
             ones += more_ones
-        chosen, count, above = _narrow(threes, twos, ones, count, need)
+        chosen, count, above = narrow(threes, twos, ones, count, need)
         need -= above
         prefix = prefix | (chosen << shift)
         fixed = fixed | (3 << shift)
@@ -498,7 +412,7 @@ def finish_kernel(
             key,
             values,
             more < total,
-            _order_keys(values) ^ _LEAST,
+            order_keys(values) ^ LEAST,
             fixed,
             prefix,
             need - ties,
