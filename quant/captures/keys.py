@@ -9,6 +9,7 @@ taken as ``[tokens, 128]``. Lengths are a 1-D integer tensor: one length per req
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,7 @@ from .names import (
     matching_tensors,
 )
 
+_OFFSETS_NAME = re.compile("cu_?seq|offset|indptr|cumulative", re.IGNORECASE)
 USUAL_NAME = KEY_NAMES[0]  # taken where the user names no tensor
 # Quantized checkpoints keep scales beside a tensor under its name and one of these endings; the
 # first two are telling wherever they are.
@@ -328,6 +330,13 @@ def _flat_lengths(
     tensor: StoredTensor, stored: StoredTensor, numbers: Sequence[int]
 ) -> tuple[int, ...]:
     tokens = tensor.shape[0]
+    both = _are_offsets(numbers) and numbers[-1] == tokens == sum(numbers)
+    if both and not _OFFSETS_NAME.search(stored.name_in_file):
+        raise InputError(
+            f"tensor {stored.name} could be lengths or offsets: its numbers are 0 except the last, "
+            f"{tokens}; offsets are told by a name such as cu_seqlens or offsets",
+            source=stored.path,
+        )
     lengths = _flat_divisions(numbers, tokens)
     if lengths is not None:
         return lengths

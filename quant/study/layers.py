@@ -17,7 +17,9 @@ from sdsa_quant.captures.keys import (
     USUAL_NAME,
     CapturedKeys,
     captured_keys,
+    lengths_candidates,
     lengths_for,
+    lengths_hint,
     select_keys,
 )
 from sdsa_quant.captures.names import (
@@ -30,7 +32,7 @@ from sdsa_quant.captures.names import (
     usual_pattern,
 )
 from sdsa_quant.captures.queries import spread_groups, stated_rows_per_group
-from sdsa_quant.errors import Hint, InputError
+from sdsa_quant.errors import Hint, InputError, SdsaError
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, open_tensors
 from sdsa_quant.layout import DIM, MAX_ROWS
 
@@ -224,6 +226,8 @@ def _layer(
     query_source: TensorSource,
 ) -> StudyLayer:
     lengths = lengths_for(key_source, key_tensor, inputs.keys_pattern, inputs.lengths)
+    if lengths is None:
+        _refuse_unused_lengths(key_source, key_tensor)
     keys = captured_keys(key_source, key_tensor, lengths)
     rows = query_tensor.bytes // _row_bytes(query_tensor)
     row_requests = _row_requests(inputs, keys, query_tensor, query_source, rows)
@@ -244,6 +248,22 @@ def _layer(
         row_lengths=tuple(row_lengths),
         request_rows=tuple(map(tuple, request_rows)),
     )
+
+
+def _refuse_unused_lengths(source: TensorSource, tensor: StoredTensor) -> None:
+    """Refuse to take keys as one request where lengths beside them say that they are several."""
+    for name in lengths_candidates(source):
+        try:
+            requests = len(captured_keys(source, tensor, name).context_lengths)
+        except SdsaError:
+            continue  # they are of other keys, or not lengths
+        if requests > 1:
+            raise InputError(
+                f"tensor {name} divides {tensor.name} into {requests} requests, and would be "
+                f"passed over",
+                source=source.path,
+                hint=Hint("lengths", "to divide them", lengths_hint(source)),
+            )
 
 
 def _query_companion(

@@ -190,8 +190,6 @@ def test_all_keys_are_one_request_by_default(tmp_path: Path) -> None:
     [
         ([6, 4], (6, 4)),
         ([0, 6, 10], (6, 4)),
-        ([0, 10], (10,)),
-        ([0, 0, 10], (0, 10)),
         ([10], (10,)),
         ([4, 0, 6], (4, 0, 6)),
         ([0, 4, 6], (0, 4, 6)),
@@ -363,3 +361,15 @@ def test_a_float_tensor_beside_stored_keys_may_be_query_rows(
     with pytest.raises(InputError, match="got hidden, beside k_dump"):
         select_keys(source)
     assert names(source, "hidden") == ["hidden"]
+
+
+@pytest.mark.parametrize("numbers", [[0, 10], [0, 0, 10], [0, 0, 0, 0, 10]])
+def test_numbers_that_are_lengths_and_offsets_are_not_guessed(
+    tmp_path: Path, numbers: list[int]
+) -> None:
+    given = {"keys": keys(10, 128), "lengths": torch.tensor(numbers)}
+    source = source_of(tmp_path, given | {"cu_seqlens": torch.tensor(numbers)})
+    with pytest.raises(InputError, match="tensor lengths could be lengths or offsets"):
+        captured_keys(source, source["keys"], "lengths")
+    lengths = captured_keys(source, source["keys"], "cu_seqlens").context_lengths
+    assert lengths == (*[0] * (len(numbers) - 2), 10)

@@ -213,3 +213,23 @@ def test_heads_are_not_rows(save: Save, heads: int) -> None:
     for causal in (False, True):
         with pytest.raises(InputError, match="heads are not rows; give rows_per_group"):
             open_layers(StudyInputs(path, path, causal=causal))
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [("lengths", [60, 40]), ("cu_seqlens", [0, 60, 100]), ("context_lengths", [20, 30, 50])],
+)
+def test_lengths_beside_the_keys_are_not_passed_over(
+    save: Save, name: str, numbers: list[int]
+) -> None:
+    tensors = {"keys": (100, 128), "queries": (6, 128), name: torch.tensor(numbers)}
+    path = save(**tensors)
+    with pytest.raises(InputError, match=f"tensor {name} divides keys .*give lengths='{name}'"):
+        open_layers(StudyInputs(path, path))
+    open_layers(StudyInputs(path, path, lengths=name))
+
+
+@pytest.mark.parametrize("numbers", [[100], [7, 8]])
+def test_lengths_that_say_nothing_of_the_keys_do_not_matter(save: Save, numbers: list[int]) -> None:
+    path = save(keys=(100, 128), queries=(6, 128), lengths=torch.tensor(numbers))
+    assert open_layers(StudyInputs(path, path))[0].keys.context_lengths == (100,)
