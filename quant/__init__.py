@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .formats.transforms import hadamard
     from .paging import PagedKeys, gather_keys, page_views
     from .quantize_cache import QuantizedCache
+    from .selection.scores import block_max_scores, relu_sum_scores, select_blocks
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ _MODULES = {
     "RowAccuracy": "accuracy.metrics",
     "ScoresFile": "files.scores_file",
     "ScoresWriter": "files.scores_file",
+    "block_max_scores": "selection.scores",
     "build_cache": "caches",
     "dequantize_fp8": "formats.fp8",
     "dequantize_mxfp4": "formats.mxfp4",
@@ -53,7 +55,9 @@ _MODULES = {
     "quantize_fp8": "formats.fp8",
     "quantize_mxfp4": "formats.mxfp4",
     "quantize_nvfp4": "formats.nvfp4",
+    "relu_sum_scores": "selection.scores",
     "row_accuracy": "accuracy.metrics",
+    "select_blocks": "selection.scores",
     "summarize_accuracy": "accuracy.summary",
     "top_k_indices": "accuracy.top_k",
     "validate_cache": "files.cache_file",

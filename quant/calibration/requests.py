@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sdsa_quant.errors import Hint, InputError
+from sdsa_quant.layout import DIM
 from sdsa_quant.study.layers import StudyLayer
 
 from .layer import LayerCalibration, Moments
@@ -26,7 +27,7 @@ def request_moments(layer: StudyLayer) -> list[Moments]:
         for _, keys in layer.key_chunks(request):
             moments.add_keys(keys)
         for start in range(0, len(rows), _ROWS_AT_A_TIME):
-            moments.add_rows(layer.read_query(rows[start : start + _ROWS_AT_A_TIME]))
+            moments.add_rows(layer.read_query(rows[start : start + _ROWS_AT_A_TIME]).view(-1, DIM))
         found.append(moments)
     return found
 

@@ -17,6 +17,9 @@ DEFAULT_FORMATS = (
 )  # not bf16, nor the slow rules
 
 
+ROWS, RELU_SUM = SCORES = ("rows", "relu-sum")
+
+
 @dataclass(frozen=True, slots=True)
 class StudyInputs:
     """What was studied, as it was given; null for what was left out."""
@@ -47,6 +50,13 @@ class StudyInputs:
 
     positions: str | None = None
     """Tensor of each row's position, from 0, or a pattern."""
+
+    score: str = "rows"
+    """Score of a key: ``"rows"``, each query row by itself, or ``"relu-sum"``, the weighted sum of
+    ReLUs over the heads of query rows ``[rows, heads, 128]``."""
+
+    weights: str | None = None
+    """Tensor of the weights of heads, or a pattern; every weight is 1 if null."""
 
     calibration: Path | None = None
     """Calibration file of another capture; null for what the other requests of a layer give."""

@@ -36,7 +36,7 @@ from sdsa_quant.errors import Hint, InputError, SdsaError
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, open_tensors
 from sdsa_quant.layout import DIM, MAX_ROWS
 
-from .inputs import StudyInputs
+from .inputs import RELU_SUM, ROWS, SCORES, StudyInputs
 
 KEYS_AT_A_TIME = 16384  # of one request: bounds every temporary that is made of keys
 
@@ -51,6 +51,8 @@ class StudyLayer:
     row_requests: tuple[int, ...]  # request of each query row
     row_lengths: tuple[int, ...]  # keys that each query row sees
     request_rows: tuple[tuple[int, ...], ...]  # the query rows of each request
+    heads: int | None = None  # of a query row scored by relu-sum; None for rows without heads
+    weights_name: str | None = None  # of the heads, beside the query rows
 
     @property
     def name(self) -> str:
@@ -63,22 +65,42 @@ class StudyLayer:
         return len(self.keys.context_lengths)
 
     def read_query(self, rows: Sequence[int]) -> torch.Tensor:
-        """bfloat16 ``[rows, 128]`` of the rows with these numbers.
+        """bfloat16 ``[rows, 128]``, or ``[rows, heads, 128]``, of the rows with these numbers.
 
         Raises
         ------
         ValueError
             A value is not finite; the message names tensor and row.
         """
-        values = self.queries.read(self.query_name).reshape(-1, DIM)
+        values = self.queries.read(self.query_name)
+        values = values.reshape(-1, DIM) if self.heads is None else values
         query = values[list(rows)].to(torch.bfloat16)
         if not bool(query.isfinite().all()):
-            index = int((~query.isfinite()).any(dim=1).nonzero()[0])
+            index = int((~query.isfinite()).flatten(1).any(dim=1).nonzero()[0])
             raise InputError(
                 f"tensor {self.query_name} must be finite, row {rows[index]} is not",
                 source=self.queries.path,
             )
         return query
+
+    def read_weights(self, rows: Sequence[int]) -> torch.Tensor | None:
+        """float64 ``[rows, heads]`` weights of the rows with these numbers; None without any.
+
+        Raises
+        ------
+        ValueError
+            A value is not finite; the message names tensor and row.
+        """
+        if self.weights_name is None:
+            return None
+        weights = self.queries.read(self.weights_name)[list(rows)].double()
+        if not bool(weights.isfinite().all()):
+            index = int((~weights.isfinite()).any(dim=1).nonzero()[0])
+            raise InputError(
+                f"tensor {self.weights_name} must be finite, row {rows[index]} is not",
+                source=self.queries.path,
+            )
+        return weights
 
     def read_keys(self, request: int, start: int, stop: int) -> torch.Tensor:
         """Keys ``start`` to ``stop`` of one request, ``[n, 128]`` in the file's dtype.
@@ -121,6 +143,16 @@ def open_layers(inputs: StudyInputs) -> list[StudyLayer]:
         A file or a tensor is not what it must be, keys and queries do not match by name, or rows
         and requests do not fit each other.
     """
+    if inputs.score not in SCORES:
+        raise InputError(
+            f"must be one of {', '.join(SCORES)}, got {inputs.score!r}", argument="score"
+        )
+    if inputs.weights is not None and inputs.score == ROWS:
+        raise InputError(
+            "must be left out where each query row is scored by itself",
+            argument="weights",
+            hint=Hint("score", "for query rows with heads", RELU_SUM),
+        )
     key_source, query_source = open_tensors(inputs.keys), open_tensors(inputs.queries)
     # With the patterns that chose the tensors, by which others are found to go with them.
     keys_pattern = _keys_pattern(key_source, inputs.keys_pattern)
@@ -229,7 +261,8 @@ def _layer(
     if lengths is None:
         _refuse_unused_lengths(key_source, key_tensor)
     keys = captured_keys(key_source, key_tensor, lengths)
-    rows = query_tensor.bytes // _row_bytes(query_tensor)
+    heads = _heads(inputs, query_tensor)
+    rows = query_tensor.bytes // (_row_bytes(query_tensor) * (heads or 1))
     row_requests = _row_requests(inputs, keys, query_tensor, query_source, rows)
     row_lengths = [keys.context_lengths[request] for request in row_requests]
     if inputs.positions is not None:
@@ -247,6 +280,8 @@ def _layer(
         row_requests=tuple(row_requests),
         row_lengths=tuple(row_lengths),
         request_rows=tuple(map(tuple, request_rows)),
+        heads=heads,
+        weights_name=_weights_name(inputs, query_source, query_tensor),
     )
 
 
@@ -264,6 +299,37 @@ def _refuse_unused_lengths(source: TensorSource, tensor: StoredTensor) -> None:
                 source=source.path,
                 hint=Hint("lengths", "to divide them", lengths_hint(source)),
             )
+
+
+def _heads(inputs: StudyInputs, query_tensor: StoredTensor) -> int | None:
+    """Heads of each query row; None where a row is scored by itself."""
+    if inputs.score == RELU_SUM:
+        if len(query_tensor.shape) != 3:
+            raise InputError(
+                f"tensor {query_tensor.name} must be [rows, heads, {DIM}] for {RELU_SUM}, "
+                f"got {list(query_tensor.shape)}",
+                source=query_tensor.path,
+            )
+        return query_tensor.shape[1]
+    return None
+
+
+def _weights_name(
+    inputs: StudyInputs, source: TensorSource, query_tensor: StoredTensor
+) -> str | None:
+    """The tensor of weights that goes with query rows."""
+    if inputs.weights is None:
+        return None
+    name = _query_companion(inputs, source, query_tensor, inputs.weights, "weights")
+    weights = source[name]
+    if weights.dtype not in FLOAT_DTYPES or weights.shape != query_tensor.shape[:2]:
+        raise InputError(
+            f"tensor {name} must be {', '.join(FLOAT_DTYPES)} {list(query_tensor.shape[:2])}, a "
+            f"weight for each head of {query_tensor.name}, got {weights.dtype} "
+            f"{list(weights.shape)}",
+            source=weights.path,
+        )
+    return name
 
 
 def _query_companion(
@@ -284,14 +350,16 @@ def _row_requests(
     rows: int,
 ) -> list[int]:
     per_group = inputs.rows_per_group
-    if per_group is None:
+    if per_group is None and inputs.score == RELU_SUM:
+        per_group = 1
+    elif per_group is None:
         per_group = stated_rows_per_group(query_source, query_tensor) or 1
         if per_group > MAX_ROWS:
             raise InputError(
                 f"tensor {query_tensor.name} {list(query_tensor.shape)} would make groups of "
                 f"{per_group} rows, and a group has 1 to {MAX_ROWS}: heads are not rows",
                 source=query_tensor.path,
-                hint=Hint("rows_per_group", "if they are rows after all"),
+                hint=Hint("score", "for rows with heads", RELU_SUM),
             )
     in_keys = len(keys.context_lengths)
     # No scores call is made here, so that a group may have more than 8 rows.

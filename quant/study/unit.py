@@ -32,6 +32,7 @@ from sdsa_quant.formats.key_formats import KeyFormat
 from sdsa_quant.formats.rule_weights import RuleWeights
 from sdsa_quant.formats.transforms import KeyTransform, fit_transforms
 from sdsa_quant.layout import DIM
+from sdsa_quant.selection.scores import relu_sum_scores
 
 from .layers import StudyLayer
 from .settings import StudySettings
@@ -163,12 +164,16 @@ class _Unit:
     def rows_per_chunk(self) -> int:
         """Query rows that fit into the score budget at once."""
         row_bytes = (4 * len(self._formats) + _BASELINE_BYTES) * max(self._length, 1)
+        # Of a row with many heads, what the query itself takes in float64 counts too.
+        row_bytes += 8 * DIM * (self._layer.heads or 0) * (len(self._formats) + 1)
         return max(1, SCORE_BUDGET_BYTES // row_bytes)
 
     def measure_chunk(self, rows: Sequence[int], *, first: bool) -> None:
         """Measure some query rows; keys alone are measured with the first chunk."""
         query = self._layer.read_query(rows).to(self._device)
-        baseline = baseline_scores(query, self._layer.read_keys, self._request, self._length)
+        weights = self._layer.read_weights(rows)
+        weights = None if weights is None else weights.to(self._device)
+        baseline = self._baseline(query, weights)
         if first:
             for _, keys in self._layer.key_chunks(self._request):
                 squares = keys.to(self._device).float().square()
@@ -182,7 +187,7 @@ class _Unit:
             for row, scores in zip(rows, baseline, strict=True)
         ]
         for transform_index in range(len(self._transforms)):
-            scores = self._score(transform_index, query, first=first)
+            scores = self._score(transform_index, query, weights, first=first)
             for format_index, row_index in itertools.product(
                 range(len(self._formats)), range(len(rows))
             ):
@@ -194,7 +199,19 @@ class _Unit:
                     baselines[row_index],
                 )
 
-    def _score(self, index: int, query: torch.Tensor, *, first: bool) -> torch.Tensor:
+    def _baseline(self, query: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        """float32 ``[rows, keys]`` scores of the unquantized keys."""
+        if self._layer.heads is None:
+            return baseline_scores(query, self._layer.read_keys, self._request, self._length)
+        scores = torch.empty((query.shape[0], self._length), device=self._device)
+        for start, keys in self._layer.key_chunks(self._request):
+            chunk = relu_sum_scores(query, keys.to(self._device), weights)
+            scores[:, start : start + keys.shape[0]] = chunk
+        return scores
+
+    def _score(
+        self, index: int, query: torch.Tensor, weights: torch.Tensor | None, *, first: bool
+    ) -> torch.Tensor:
         """float32 ``[formats, rows, keys]`` of one transform, on the scale of the baseline."""
         transform = self._transforms[index]
         transformed_query = transform.apply_query(query)
@@ -202,7 +219,7 @@ class _Unit:
             _stored_query(key_format, transformed_query, self._query_weights[index]).double()
             for key_format in self._formats
         ]
-        shifts = transform.score_shifts(query)[:, None]
+        shifts = transform.score_shifts(query.view(-1, DIM)).view(query.shape[:-1])
         scores = torch.empty(
             (len(self._formats), query.shape[0], self._length), device=self._device
         )
@@ -217,8 +234,15 @@ class _Unit:
                     self._add_channel_errors(index, codec, keys, transform.restore_keys(decoded))
                 wide_keys = decoded.double().T
                 for format_index in codec.indices:
-                    products = wide_queries[format_index] @ wide_keys
-                    products.div_(transform.gain).add_(shifts)
+                    wide_query = wide_queries[format_index]
+                    if self._layer.heads is None:
+                        products = wide_query @ wide_keys
+                        products.div_(transform.gain).add_(shifts[:, None])
+                    else:
+                        # The gain is a power of two: dividing the query by it is exact.
+                        products = relu_sum_scores(
+                            wide_query / transform.gain, wide_keys.T, weights, shifts=shifts
+                        )
                     scores[format_index, :, start : start + keys.shape[0]] = products
         return scores
 

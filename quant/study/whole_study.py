@@ -19,7 +19,7 @@ from sdsa_quant.formats.key_formats import key_format
 from sdsa_quant.formats.transforms import NONE
 from sdsa_quant.layout import DEFAULT_SOFTMAX_SCALE, DEFAULT_TOP_K
 
-from .inputs import DEFAULT_FORMATS, StudyInputs
+from .inputs import DEFAULT_FORMATS, ROWS, StudyInputs
 from .ranks import Ranks, joined_ranks, measure_with_workers
 from .report import (
     REPORT_NAME,
@@ -53,6 +53,8 @@ def run(
     requests: Sequence[int] | str | None = None,
     causal: bool = False,
     positions: str | None = None,
+    score: str = ROWS,
+    weights: str | None = None,
     calibration: str | Path | None = None,
     formats: Sequence[str] = DEFAULT_FORMATS,
     rotate: Sequence[str] = (NONE,),
@@ -95,6 +97,12 @@ def run(
         positions.
     positions : str, optional
         Tensor of each row's position, from 0, or a pattern, for causal rows that are not the last.
+    score : str
+        Score of a key: ``rows``, each query row by itself, or ``relu-sum``, the weighted sum of
+        ReLUs over the heads of query rows ``[rows, heads, 128]``.
+    weights : str, optional
+        Tensor of the weights of heads ``[rows, heads]``, or a pattern, for ``relu-sum``; every
+        weight is 1 by default.
     calibration : str or Path, optional
         A calibration file of another capture, whose mean keys and covariances the covariance
         formats are to use instead of those of the other requests.
@@ -148,6 +156,8 @@ def run(
         requests=requests if requests is None or isinstance(requests, str) else tuple(requests),
         causal=causal or positions is not None,  # positions are what rows see keys up to
         positions=positions,
+        score=score,
+        weights=weights,
         calibration=None if calibration is None else Path(calibration),
     )
     settings = StudySettings(

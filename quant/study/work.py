@@ -47,10 +47,15 @@ class Study:
     def units(self) -> list[Unit]:
         """Every unit, layer by layer."""
         return [
-            Unit(index, request, length * (_KEY_COST + len(layer.request_rows[request])) + 1)
+            Unit(index, request, _cost(layer, request, length))
             for index, layer in enumerate(self.layers)
             for request, length in enumerate(layer.keys.context_lengths)
         ]
+
+
+def _cost(layer: StudyLayer, request: int, length: int) -> int:
+    products = len(layer.request_rows[request]) * (layer.heads or 1)
+    return length * (_KEY_COST + products) + 1
 
 
 # What transforming, encoding and decoding a key costs, in units of measuring one row's score of it.

@@ -36,7 +36,7 @@ from sdsa_cli.options import (
 from sdsa_cli.output import Output
 from sdsa_cli.output_paths import require_name
 from sdsa_quant.files.outputs import check_outputs, folders_made, refuse_inputs
-from sdsa_quant.study.inputs import DEFAULT_FORMATS
+from sdsa_quant.study.inputs import DEFAULT_FORMATS, ROWS
 
 from .limits import check_limits, check_validity, parse_limits
 from .pages import CSV_NAME, HTML_NAME, refuse_foreign_pages, write_pages
@@ -90,6 +90,23 @@ def study(
             "--positions",
             metavar="NAME",
             help="Tensor of each row's position, from 0, for causal rows that are not the last.",
+        ),
+    ] = None,
+    score: Annotated[
+        str,
+        typer.Option(
+            "--score",
+            metavar="KIND",
+            help="Score of a key: rows, each query row by itself, or relu-sum, the weighted sum of "
+            "ReLUs over the heads of query rows [rows, heads, 128].",
+        ),
+    ] = ROWS,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            metavar="NAME",
+            help="Tensor of the weights of heads, [rows, heads], for relu-sum; default: all 1.",
         ),
     ] = None,
     calibration: Annotated[
@@ -168,6 +185,8 @@ def study(
             requests=None if requests is None else parse_numbers(requests) or requests,
             causal=causal,
             positions=positions,
+            score=score,
+            weights=weights,
             calibration=calibration,
             formats=listed(formats),
             rotate=listed(rotate),

@@ -211,7 +211,7 @@ def test_refuses_quantized_keys(save: Save) -> None:
 def test_heads_are_not_rows(save: Save, heads: int) -> None:
     path = save(keys=torch.zeros(100, 128), queries=torch.zeros(4, heads, 128))
     for causal in (False, True):
-        with pytest.raises(InputError, match="heads are not rows; give rows_per_group"):
+        with pytest.raises(InputError, match="heads are not rows; give score='relu-sum'"):
             open_layers(StudyInputs(path, path, causal=causal))
 
 
