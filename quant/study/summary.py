@@ -221,7 +221,6 @@ def _by_length(rows: torch.Tensor, top_k: Sequence[int]) -> tuple[LengthBin, ...
 def _key_error(totals: _Totals, setting: int) -> float | None:
     squares = math.fsum(totals.channel_squares.tolist())
     errors = math.fsum(totals.channel_errors[setting].tolist())
-    # Keys whose squares are beyond float32 leave it undefined, as zeros do.
     return math.sqrt(errors / squares) if squares and math.isfinite(errors / squares) else None
 
 

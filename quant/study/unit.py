@@ -176,7 +176,7 @@ class _Unit:
         baseline = self._baseline(query, weights)
         if first:
             for _, keys in self._layer.key_chunks(self._request):
-                squares = keys.to(self._device).float().square()
+                squares = keys.to(self._device).double().square()
                 self._channel_squares += squares.sum(0, dtype=torch.float64)
         baselines = [
             RowBaseline(
@@ -249,7 +249,7 @@ class _Unit:
     def _add_channel_errors(
         self, index: int, codec: _Codec, keys: torch.Tensor, restored: torch.Tensor
     ) -> None:
-        errors = (restored - keys).square_().sum(0, dtype=torch.float64)
+        errors = (restored.double() - keys).square_().sum(0)
         for format_index in codec.indices:
             self._channel_errors[index * len(self._formats) + format_index] += errors
 

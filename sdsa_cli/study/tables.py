@@ -45,6 +45,8 @@ def summary_fields(report: StudyReport) -> dict[str, str]:
         "settings": f"{counted(len(report.formats), 'format')} x "
         f"{counted(len(report.transforms), 'transform')}",
     }
+    if report.inputs.requests is None and any(layer.requests > 1 for layer in layers):
+        fields["requests"] = "assumed: query rows spread evenly over them, in order"
     if first.rows_empty:
         fields["left out"] = f"{first.rows_empty:,} rows of length 0"
     if report.rows_invalid:

@@ -117,12 +117,16 @@ def test_refuses_in_words_of_python(
     assert not (tmp_path / "out").exists()
 
 
-def test_errors_beyond_float32_are_undefined(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1e30, 2.0**63, 2.0**-80])
+def test_squares_beyond_float32_are_measured(tmp_path: Path, size: float) -> None:
     path = tmp_path / "large.safetensors"
-    keys = torch.full((20, 128), 1e30)
-    save_file({"keys": keys, "queries": torch.full((2, 128), 1e-30)}, path)
-    result = study.run(path, path, tmp_path / "out", formats=["nvfp4"], top_k=[5]).results[0]
-    assert (result.key_error, result.channel_errors) == (None, None)
+    keys = torch.randn(20, 128, generator=torch.Generator().manual_seed(1)) * size
+    save_file({"keys": keys, "queries": torch.full((2, 128), 1 / size)}, path)
+    options = {"formats": ["nvfp4", "fp8"], "top_k": [5]}
+    nvfp4, fp8, *_ = study.run(path, path, tmp_path / "out", **options).results
+    assert nvfp4.key_error == pytest.approx(1.0, abs=1e-9)  # all saturated, or all flushed
+    assert fp8.key_error == pytest.approx(0.0265, abs=0.002)  # as of keys of any size
+    assert fp8.channel_errors is not None
 
 
 @pytest.mark.parametrize("causal", [False, True])
