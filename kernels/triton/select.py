@@ -92,8 +92,8 @@ def _run(problem: SelectProblem, programs: int, sample: int, *, overlaps: bool) 
     counts, ends = scores.new_empty((2, segments), dtype=torch.int32)
     found_keys = scores.new_empty((segments, capacity if long else 1), dtype=torch.int32)
     found_scores = scores.new_empty(found_keys.shape)
+    thresholds = scores.new_empty(rows if long else 1, dtype=torch.int32)
     if long:
-        thresholds = scores.new_empty(rows, dtype=torch.int32)
         threshold_kernel[(rows,)](
             scores,
             problem.context_lengths,
@@ -132,6 +132,7 @@ def _run(problem: SelectProblem, programs: int, sample: int, *, overlaps: bool) 
         scores if values is None else values,
         problem.top_keys if table is None else table,
         problem.context_lengths if problem.requests is None else problem.requests,
+        thresholds,
         counts,
         ends,
         found_keys,

@@ -223,6 +223,7 @@ def finish_kernel(
     values_ptr,  # float32 [rows, k]
     table_ptr,  # int32 [requests, blocks]
     requests_ptr,  # int32 [groups]
+    thresholds_ptr,  # int32 [rows]
     counts_ptr,  # int32 [programs + rows]
     ends_ptr,  # int32 [programs + rows]: candidates of a row up to the end of a segment
     found_keys_ptr,  # int32 [programs + rows, capacity]
@@ -312,36 +313,66 @@ def finish_kernel(
     shift = -1
     count = total
     if total > k:
-        # Begin with the highest bit in which the candidates differ.
-        most = tl.max(tl.where(valid, order, LEAST), 0)
-        least_order = tl.min(tl.where(valid, order, LOWER), 0)
-        for first in range(BLOCK, total, BLOCK):
-            more = first + number
-            _, other = _locate(
-                more,
-                direct,
-                ends,
-                segments,
-                first_segment,
-                capacity,
-                scores,
-                found_keys_ptr,
-                found_scores_ptr,
-                more < total,
-            )
-            other = order_keys(other)
-            most = tl.maximum(most, tl.max(tl.where(more < total, other, LEAST), 0))
-            least_order = tl.minimum(least_order, tl.min(tl.where(more < total, other, LOWER), 0))
-        difference = most ^ least_order
-        exponent = (difference.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-        shift = tl.where(difference < 0, 30, tl.minimum(tl.maximum(exponent - 1, 0), 30))
-        if shift < 30:
-            fixed = -1 << (shift + 2)
-            prefix = (most ^ LEAST) & fixed
-        if difference == 0:
+        threshold = order * 0
+        reached = 0
+        passed = 0
+        if (total > BLOCK) & (direct == 0):
+            # Many candidates are equal to the threshold: is the k-th largest one of those?
+            threshold += tl.load(thresholds_ptr + row)
+            for first in range(0, total, BLOCK):
+                more = first + number
+                _, other = _locate(
+                    more,
+                    direct,
+                    ends,
+                    segments,
+                    first_segment,
+                    capacity,
+                    scores,
+                    found_keys_ptr,
+                    found_scores_ptr,
+                    more < total,
+                )
+                other = order_keys(other)
+                reached += tl.sum(((other >= threshold) & (more < total)).to(tl.int32), 0)
+                passed += tl.sum(((other > threshold) & (more < total)).to(tl.int32), 0)
+        if (passed < k) & (reached >= k):
             fixed = -1
-            prefix = most ^ LEAST
-            shift = -1
+            prefix = tl.max(threshold, 0) ^ LEAST
+            need = k - passed
+        else:
+            # Begin with the highest bit in which the candidates differ.
+            most = tl.max(tl.where(valid, order, LEAST), 0)
+            least_order = tl.min(tl.where(valid, order, LOWER), 0)
+            for first in range(BLOCK, total, BLOCK):
+                more = first + number
+                _, other = _locate(
+                    more,
+                    direct,
+                    ends,
+                    segments,
+                    first_segment,
+                    capacity,
+                    scores,
+                    found_keys_ptr,
+                    found_scores_ptr,
+                    more < total,
+                )
+                other = order_keys(other)
+                most = tl.maximum(most, tl.max(tl.where(more < total, other, LEAST), 0))
+                least_order = tl.minimum(
+                    least_order, tl.min(tl.where(more < total, other, LOWER), 0)
+                )
+            difference = most ^ least_order
+            exponent = (difference.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+            shift = tl.where(difference < 0, 30, tl.minimum(tl.maximum(exponent - 1, 0), 30))
+            if shift < 30:
+                fixed = -1 << (shift + 2)
+                prefix = (most ^ LEAST) & fixed
+            if difference == 0:
+                fixed = -1
+                prefix = most ^ LEAST
+                shift = -1
     while shift >= 0:
         live = valid & (((bits ^ prefix) & fixed) == 0)
         threes, twos, ones = count_digits(bits, live, shift)
