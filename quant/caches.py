@@ -27,7 +27,7 @@ from .captures.keys import (
 from .errors import InputError
 from .files.cache_header import INTERLEAVED, CacheHeader
 from .files.outputs import check_outputs, folders_made, output_paths
-from .files.tensor_source import StoredTensor, TensorSource, open_tensors
+from .files.tensor_source import INDEX_SUFFIX, StoredTensor, TensorSource, open_tensors
 from .formats.nvfp4 import AMAX_OVER_6, COVARIANCE, quantize_nvfp4
 from .formats.scale_order import LINEAR
 from .formats.transforms import NONE, TransformChoice
@@ -243,6 +243,7 @@ def plan_caches(
     names = [_file_name(each.tensor) for each in selected]
     paths = tuple(output_paths(os.fspath(output), names))
     check_outputs(paths, [source.path], force=force)
+    _refuse_captures_folder(source.path, paths)
     if (calibration is not None) != (header.rule == COVARIANCE):
         raise InputError(
             f"must be given for the rule {COVARIANCE} and for no other, got rule {header.rule}",
@@ -254,6 +255,19 @@ def plan_caches(
         read = read_calibration(calibration)
         calibrations = tuple(read.layer(each.name) for each in selected)
     return CachePlan(source, selected, paths, header, transform, nonfinite, force, calibrations)
+
+
+def _refuse_captures_folder(captures: Path, paths: tuple[Path, ...]) -> None:
+    """Refuse caches among the captures of a folder, which could not be read as captures again."""
+    if not captures.is_dir() or any(captures.glob(f"*{INDEX_SUFFIX}")):
+        return  # what an index leaves out is not read
+    for path in paths:
+        if path.parent.exists() and path.parent.samefile(captures):
+            raise InputError(
+                "would lie among the captures, which are read as one folder; give another one",
+                source=path,
+                argument="output",
+            )
 
 
 def _file_name(tensor: StoredTensor) -> str:

@@ -17,6 +17,7 @@ import torch
 
 from sdsa_quant.errors import DtypeError, Hint, InputError
 from sdsa_quant.files.cache_header import FORMAT as CACHE_FORMAT
+from sdsa_quant.files.safetensors_reader import header_metadata
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource
 from sdsa_quant.layout import DIM
 
@@ -91,9 +92,9 @@ def select_keys(source: TensorSource, pattern: str | None = None) -> list[Stored
     TypeError
         A match is not BF16, F16 or F32.
     """
-    kind = source.metadata.get("format", "")
-    if kind == CACHE_FORMAT:
-        raise InputError(f"{source.path}: is a cache already; unquantized keys are needed")
+    for file in source.files:
+        if header_metadata(file).get("format") == CACHE_FORMAT:
+            raise InputError("is a cache already; unquantized keys are needed", source=file)
     if not len(source):
         raise InputError(f"{source.path}: there are no tensors in it; keys are needed")
     chosen = _default_keys(source) if pattern is None else matching_tensors(source, pattern)

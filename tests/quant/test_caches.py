@@ -133,3 +133,20 @@ def test_keys_that_are_not_finite_are_named(tmp_path: Path) -> None:
         tmp_path / "keys.safetensors", tmp_path / "c.safetensors", nonfinite="saturate"
     )
     assert built.caches[0].statistics.nonfinite == 1
+
+
+@pytest.mark.parametrize("output", ["{folder}/", "{folder}/made.safetensors", "{folder}"])
+def test_caches_do_not_go_among_the_captures(tmp_path: Path, output: str) -> None:
+    folder = tmp_path / "captures"
+    folder.mkdir()
+    save_file({"keys": torch.randn(10, 128)}, folder / "layer.safetensors")
+    with pytest.raises(InputError, match="would lie among the captures"):
+        build_cache(folder, output.format(folder=folder))
+    assert [path.name for path in folder.iterdir()] == ["layer.safetensors"]
+
+
+def test_a_cache_in_a_folder_of_captures_is_named(tmp_path: Path) -> None:
+    save_file({"a.keys": torch.randn(10, 128)}, tmp_path / "a.safetensors")
+    build_cache(tmp_path / "a.safetensors", tmp_path / "c.safetensors")
+    with pytest.raises(InputError, match=r"c\.safetensors: is a cache already"):
+        build_cache(tmp_path, tmp_path / "out" / "x.safetensors")
