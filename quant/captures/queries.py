@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from sdsa_quant.errors import DtypeError, Hint, InputError
+from sdsa_quant.files.safetensors_reader import header_metadata
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, open_tensors
 from sdsa_quant.files.text import whole_number
 from sdsa_quant.layout import DIM, MAX_ROWS
@@ -89,7 +90,7 @@ def stated_rows_per_group(source: TensorSource, tensor: StoredTensor) -> int | N
     """
     if len(tensor.shape) == 3:
         return tensor.shape[1]
-    text = source.metadata.get(_ROWS_PER_GROUP)
+    text = header_metadata(tensor.path).get(_ROWS_PER_GROUP)  # of its own file alone
     if text is None:
         return None
     rows = whole_number(text)

@@ -102,3 +102,11 @@ def test_reads_requests_beside_the_rows(path: Path) -> None:
         read_requests(queries, "wide")
     with pytest.raises(DtypeError, match="tensor queries must hold integers"):
         read_requests(queries, "queries")
+
+
+def test_the_header_of_another_file_says_nothing(tmp_path: Path) -> None:
+    for name, rows in (("a", "4"), ("b", None), ("c", "2")):
+        metadata = None if rows is None else {"rows_per_group": rows}
+        save_file({f"{name}.q": torch.ones(8, 128)}, tmp_path / f"{name}.safetensors", metadata)
+    found = [read_queries(tmp_path, f"{name}.q").rows_per_group for name in "abc"]
+    assert found == [4, None, 2]
