@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ def main() -> None:
     # As an exit, so that half-written outputs are removed on the way.
     signal.signal(signal.SIGTERM, _exit_on_signal)
     _open_closed_streams()
+    _write_whatever_the_encoding()
     try:
         from .app import app  # late, so that an interrupt of its imports is caught
 
@@ -37,6 +39,13 @@ def _open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as the process
+
+
+def _write_whatever_the_encoding() -> None:
+    """Let no character that a stream's encoding lacks end a command, such as in a C locale."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> None:

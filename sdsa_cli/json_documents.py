@@ -6,6 +6,7 @@ undefined (NaN) or infinite is ``null``.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from sdsa_quant.files.outputs import folders_made
@@ -22,6 +23,15 @@ def strict_json(document: object) -> str:
     from sdsa_quant.files.typed_json import json_text
 
     return json_text(document)
+
+
+def json_for(text: str, encoding: str | None) -> str:
+    r"""JSON text for a stream of this encoding: what it lacks becomes ``\uXXXX``, the same JSON."""
+    try:
+        text.encode(encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(json.loads(text), indent=2)
+    return text
 
 
 def write_document(path: Path, document: object, *, force: bool) -> None:

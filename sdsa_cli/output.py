@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, TextIO
 from sdsa_quant.files.outputs import check_outputs
 
 from .interrupts import stop_if_interrupted
-from .json_documents import strict_json, write_document
+from .json_documents import json_for, strict_json, write_document
 from .output_paths import file_output
 from .table_data import Style, TableData
-from .text import visible
+from .text import encodable, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -86,12 +86,12 @@ class Output:
         if not console.is_terminal:
             shown = "\n".join(line.rstrip(" ") for line in shown.split("\n"))
         # Tables keep a blank line on either side, and texts between them may ask for one too.
-        sys.stdout.write(_BLANK_LINES.sub("\n\n", shown))
+        sys.stdout.write(encodable(_BLANK_LINES.sub("\n\n", shown), sys.stdout.encoding))
 
     def document(self, document: object) -> None:
         """Print a document, the result for a program, to stdout; silent without JSON."""
         if self.as_json:
-            print(strict_json(document))
+            print(json_for(strict_json(document), sys.stdout.encoding))
 
     def note(self, message: str) -> None:
         """Print one remark to stderr."""

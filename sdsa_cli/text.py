@@ -6,10 +6,6 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 _MOST_QUOTED = 60  # characters
 _LISTED_LENGTHS = 8
@@ -17,11 +13,29 @@ _BETWEEN = " \u00b7 "  # numbers of a list, whose thousands have commas
 # Control characters except the line break: names in files may hold them, and terminals obey them.
 # Halves of surrogate pairs stand for the bytes of a file name that is not text.
 _CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# What tables themselves print beyond ASCII, for an encoding that lacks it.
+_PLAIN = {"\u00b7": "-", "\u2500": "-", "\u2501": "=", "\u2026": "...", "\u00d7": "x"}
 
 
 def shortened(text: str) -> str:
     """`text` as a message quotes it: the first 60 characters of a longer one."""
     return text if len(text) <= _MOST_QUOTED else text[:_MOST_QUOTED] + "..."
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    """`text` as a stream of this encoding can write it.
+
+    Rules and dots become ASCII where the encoding lacks them, and anything else that it lacks, such
+    as letters of a tensor's name, ``\\xe9``. A result that cannot be shown is still a result.
+    """
+    encoding = encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        for character, plain in _PLAIN.items():
+            text = text.replace(character, plain)
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+    return text
 
 
 def percent(share: float) -> str:

@@ -40,7 +40,7 @@ from sdsa_quant.study.inputs import DEFAULT_FORMATS, ROWS
 
 from .limits import check_limits, check_validity, parse_limits
 from .pages import CSV_NAME, HTML_NAME, refuse_foreign_pages, write_pages
-from .plots import require_matplotlib
+from .plots import choose_plots
 from .tables import study_tables
 
 COMMAND = "study"
@@ -153,8 +153,12 @@ def study(
     ] = None,
     device: DeviceOption = "auto",
     plots: Annotated[
-        bool, typer.Option("--plots/--no-plots", help="Draw pictures; needs matplotlib.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--plots/--no-plots",
+            help="Draw pictures, with matplotlib; default: where it is installed.",
+        ),
+    ] = None,
     json: JsonFlag = False,
     force: ForceFlag = False,
 ) -> None:
@@ -169,10 +173,9 @@ def study(
 
     top_k_numbers = parse_top_k(top_k)
     limits = parse_limits(fail_below or (), top_k_numbers)
-    if plots:
-        require_matplotlib()
-    _check_outputs(output, (keys, queries), force=force)
     sink = Output(as_json=json)
+    draws = choose_plots(plots, sink.note)
+    _check_outputs(output, (keys, queries), force=force)
     with folders_made([output / HTML_NAME]), _progress(sink) as progress:
         report = run(
             keys,
@@ -198,7 +201,7 @@ def study(
             workers=at_least_one("--workers", workers),
             force=force,
             progress=progress,
-            finish=lambda report: write_pages(output, report, with_plots=plots, force=force),
+            finish=lambda report: write_pages(output, report, with_plots=draws, force=force),
         )
     if os.environ.get("RANK", "0") != "0":
         return  # another process of torchrun writes and prints

@@ -54,19 +54,31 @@ _ROWS_LABELLED = 48  # of the channel map, 8 inches high at most
 _SIZE_WIDTH = 0.8  # of the column of one size; columns are 1 apart
 
 
-def require_matplotlib() -> None:
-    """Check, before a long run, that pictures can be drawn.
+def choose_plots(asked: bool | None, note: Callable[[str], None]) -> bool:
+    """Whether to draw pictures, decided before a long run.
+
+    Parameters
+    ----------
+    asked : bool or None
+        ``--plots`` or ``--no-plots``; None for neither, which draws where it can.
+    note : callable
+        Is told where pictures are left out, and what to install.
 
     Raises
     ------
     UnsupportedError
-        matplotlib is not installed.
+        Pictures are asked for, and matplotlib is not installed.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UnsupportedError(
-            "the plots need matplotlib, which is not installed: pip install "
-            "'sdsa-indexer[plot]', or leave them out with --no-plots"
-        )
+    if asked is False or importlib.util.find_spec("matplotlib") is not None:
+        return asked is not False
+    missing = "matplotlib, which is not installed: pip install 'matplotlib>=3.8'"
+    if asked:
+        raise UnsupportedError(f"the plots need {missing}, or leave them out with --no-plots")
+    note(
+        f"note: no pictures, which need {missing}; then `sdsa report FOLDER` draws them, and "
+        f"--no-plots leaves them out without this note"
+    )
+    return False
 
 
 def study_plots(report: StudyReport) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from sdsa_cli.options import ForceFlag, examples
 from sdsa_cli.output import Output
 
 from .pages import write_pages
-from .plots import require_matplotlib
+from .plots import choose_plots
 from .tables import study_tables
 
 COMMAND = "report"
@@ -21,8 +21,12 @@ EXAMPLES = examples("sdsa report report/", "sdsa report report/ --no-plots")
 def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Report folder of sdsa study.")],
     plots: Annotated[
-        bool, typer.Option("--plots/--no-plots", help="Draw pictures; needs matplotlib.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--plots/--no-plots",
+            help="Draw pictures, with matplotlib; default: where it is installed.",
+        ),
+    ] = None,
     force: ForceFlag = False,
 ) -> None:
     """Make a study's table, pictures and page again from its report.json, and print its tables."""
@@ -30,7 +34,7 @@ def report(
 
     folder = folder.parent if folder.is_file() else folder  # the folder's report.json will do
     study_report = StudyReport.read(folder)
-    if plots:
-        require_matplotlib()
-    written = write_pages(folder, study_report, with_plots=plots, force=force)
-    Output().result(*study_tables(study_report), "", "Written: " + ", ".join(map(str, written)))
+    sink = Output()
+    draws = choose_plots(plots, sink.note)
+    written = write_pages(folder, study_report, with_plots=draws, force=force)
+    sink.result(*study_tables(study_report), "", "Written: " + ", ".join(map(str, written)))

@@ -327,13 +327,20 @@ def test_an_existing_report_is_kept_without_force(studies: Studies) -> None:
     assert studies.document("out")["results"][0]["format"] == "fp8"
 
 
-def test_without_matplotlib_the_extra_is_named(
+def test_without_matplotlib_a_study_has_no_pictures_and_says_how_to_get_them(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(study_plots.importlib.util, "find_spec", lambda name: None)
-    outcome = studies.sdsa(*studies.arguments("out", *FAST))
-    outcome.fails_with(3, "need matplotlib", "sdsa-indexer[plot]", "--no-plots")
+    options = [each for each in studies.arguments("out", *FAST) if each != "--no-plots"]
+    outcome = studies.sdsa(*options, "--plots")
+    outcome.fails_with(3, "need matplotlib", "pip install 'matplotlib>=3.8'", "--no-plots")
     assert not (studies.folder / "out").exists(), "it is said before the work, not after it"
+    for arguments in (options, ["report", studies.folder / "out"]):
+        outcome = studies.sdsa(*arguments)
+        assert outcome.exit_code == 0
+        assert "no pictures, which need matplotlib, which is not installed" in outcome.stderr
+        assert "pip install 'matplotlib>=3.8'" in outcome.stderr
+        assert not list((studies.folder / "out").glob("*.png"))
 
 
 # Ranks, workers, kills.
