@@ -138,6 +138,9 @@ def quantize_write_nvfp4(
     launch(keys, queries)
 
 
+quantize_write_index_qk_nvfp4 = quantize_write_nvfp4  # the name that flashinfer.sdsa has for it
+
+
 def quantize_keys(
     values: torch.Tensor,
     *,
