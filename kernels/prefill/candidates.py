@@ -44,7 +44,9 @@ def top_k_from_candidates(
         slot = torch.arange(candidates.shape[1], device=candidates.device)
         inside = (slot >= ranges[0][:, None]) & (slot < ranges[1][:, None])
         # One int64 a pair: the score's order above, the key counted down below. No two are equal.
-        order = (order_keys(bits.contiguous().view(torch.float32)).long() << _INDEX_BITS) + (_LOWER_BITS - keys.long())
+        order = (order_keys(bits.contiguous().view(torch.float32)).long() << _INDEX_BITS) + (
+            _LOWER_BITS - keys.long()
+        )
         order = order.masked_fill(~inside, _LAST)
         count = min(top_keys.shape[1], candidates.shape[1])
         best = order.topk(count, dim=1, sorted=False)
