@@ -22,9 +22,9 @@ from .document import calibrate_document
 
 COMMAND = "calibrate"
 EXAMPLES = examples(
-    "sdsa calibrate keys.safetensors queries.safetensors -o stats.safetensors",
+    "sdsa calibrate keys.safetensors queries.safetensors --lengths lengths -o stats.safetensors",
     "sdsa calibrate capture/ capture/ -o layers-stats.safetensors",
-    "sdsa calibrate keys.safetensors queries.safetensors -o both.safetensors "
+    "sdsa calibrate keys.safetensors queries.safetensors --lengths lengths -o both.safetensors "
     "--merge stats.safetensors",
 )
 

@@ -47,7 +47,8 @@ COMMAND = "study"
 EXAMPLES = examples(
     "sdsa study keys.safetensors queries.safetensors -o report --lengths lengths",
     "sdsa study capture/ capture/ -o layers --formats nvfp4,fp8 --rotate none,hadamard",
-    "sdsa study keys.safetensors queries.safetensors -o causal --causal --center none,channel",
+    "sdsa study keys.safetensors queries.safetensors -o causal --causal "
+    "--lengths lengths --center none,channel",
     "sdsa study keys.safetensors queries.safetensors -o rules --lengths lengths "
     "--formats nvfp4,nvfp4-covariance --rotate hadamard",
     "sdsa study capture/ capture/ -o checked --no-plots --fail-below recall@2048.p1=0.95",

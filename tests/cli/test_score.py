@@ -397,7 +397,7 @@ def test_queries_that_are_none(files: Files, tensor: torch.Tensor, message: str)
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("version", "3"),
+        ("version", "4"),
         ("nibble_order", "high-first"),
         ("layout", "planar"),
         ("scale_order", "tiled"),
