@@ -33,6 +33,7 @@ from .names import (
 )
 
 _OFFSETS_NAME = re.compile("cu_?seq|offset|indptr|cumulative", re.IGNORECASE)
+_LENGTHS_NAME = re.compile("len(gth)?s?(?![a-z])", re.IGNORECASE)
 USUAL_NAME = KEY_NAMES[0]  # taken where the user names no tensor
 # Quantized checkpoints keep scales beside a tensor under its name and one of these endings; the
 # first two are telling wherever they are.
@@ -200,8 +201,8 @@ def captured_keys(
         Keys ``[tokens, 128]`` or ``[requests, tokens, 128]``, from `select_keys`.
     lengths_name : str, optional
         Tensor of lengths ``[requests]`` or offsets ``[requests + 1]``. A list that starts with 0,
-        never falls and ends with the number of tokens is offsets. By default all of
-        ``[tokens, 128]`` is one request.
+        never falls and ends with the number of tokens is offsets; one that could be either is what
+        its name says. By default all of ``[tokens, 128]`` is one request.
 
     Raises
     ------
@@ -333,9 +334,11 @@ def _flat_lengths(
     tokens = tensor.shape[0]
     both = _are_offsets(numbers) and numbers[-1] == tokens == sum(numbers)
     if both and not _OFFSETS_NAME.search(stored.name_in_file):
+        if _LENGTHS_NAME.search(stored.name_in_file):
+            return tuple(numbers)
         raise InputError(
             f"tensor {stored.name} could be lengths or offsets: its numbers are 0 except the last, "
-            f"{tokens}; offsets are told by a name such as cu_seqlens or offsets",
+            f"{tokens}; a name such as lengths or cu_seqlens tells them apart",
             source=stored.path,
         )
     lengths = _flat_divisions(numbers, tokens)

@@ -32,7 +32,7 @@ def capture(tmp_path: Path, generator: torch.Generator) -> Path:
 
 
 def test_the_statistics_are_their_definitions(capture: Path, tmp_path: Path) -> None:
-    written = calibrate(capture, capture, tmp_path / "stats.safetensors")
+    written = calibrate(capture, capture, tmp_path / "stats.safetensors", lengths="lengths")
     read = read_calibration(tmp_path / "stats.safetensors")
     tensors = load_file(capture)
     assert [layer.name for layer in read.layers] == ["layers.3.keys", "layers.7.keys"]
@@ -61,7 +61,7 @@ def test_captures_add_up(capture: Path, tmp_path: Path) -> None:
             rows = tensors[f"layers.{layer}.queries"][halves[1][name]]
             part[f"layers.{layer}.queries"] = rows.clone()
         save_file(part, tmp_path / f"{name}.safetensors")
-    whole = calibrate(capture, capture, tmp_path / "whole.safetensors")
+    whole = calibrate(capture, capture, tmp_path / "whole.safetensors", lengths="lengths")
     calibrate(tmp_path / "a.safetensors", tmp_path / "a.safetensors", tmp_path / "one")
     merged = calibrate(
         tmp_path / "b.safetensors",
@@ -111,7 +111,7 @@ def test_one_request_cannot_calibrate_itself(capture: Path, tmp_path: Path) -> N
     with pytest.raises(InputError, match="must have other requests with query rows than request 0"):
         run(path, path, tmp_path / "out", formats="nvfp4-covariance")
     stats = tmp_path / "stats"
-    calibrate(capture, capture, stats)
+    calibrate(capture, capture, stats, lengths="lengths")
     with pytest.raises(InputError, match=r"has no layer keys; there are layers\.3\.keys"):
         run(
             path, path, tmp_path / "out", formats="nvfp4-covariance", calibration=tmp_path / "stats"
@@ -122,9 +122,9 @@ def test_wrong_files_are_named(capture: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a calibration: format must be sdsa-calibration"):
         read_calibration(capture)
     stats = tmp_path / "stats"
-    calibrate(capture, capture, stats)
+    calibrate(capture, capture, stats, lengths="lengths")
     with pytest.raises(InputError, match="exists already"):
-        calibrate(capture, capture, stats)
+        calibrate(capture, capture, stats, lengths="lengths")
     tensors = load_file(stats)
     metadata = {"format": "sdsa-calibration", "version": "1", "sources": "[]"}
     damages = {

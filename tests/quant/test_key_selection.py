@@ -364,12 +364,16 @@ def test_a_float_tensor_beside_stored_keys_may_be_query_rows(
 
 
 @pytest.mark.parametrize("numbers", [[0, 10], [0, 0, 10], [0, 0, 0, 0, 10]])
-def test_numbers_that_are_lengths_and_offsets_are_not_guessed(
+def test_numbers_that_are_lengths_and_offsets_are_what_the_name_says(
     tmp_path: Path, numbers: list[int]
 ) -> None:
-    given = {"keys": keys(10, 128), "lengths": torch.tensor(numbers)}
-    source = source_of(tmp_path, given | {"cu_seqlens": torch.tensor(numbers)})
-    with pytest.raises(InputError, match="tensor lengths could be lengths or offsets"):
-        captured_keys(source, source["keys"], "lengths")
+    given = {"keys": keys(10, 128), "requests": torch.tensor(numbers)}
+    told = {name: torch.tensor(numbers) for name in ("cu_seqlens", "lengths", "seq_lens_k")}
+    source = source_of(tmp_path, given | told)
+    with pytest.raises(InputError, match="tensor requests could be lengths or offsets"):
+        captured_keys(source, source["keys"], "requests")
     lengths = captured_keys(source, source["keys"], "cu_seqlens").context_lengths
     assert lengths == (*[0] * (len(numbers) - 2), 10)
+    for name in ("lengths", "seq_lens_k"):
+        named = captured_keys(source, source["keys"], name).context_lengths
+        assert named == tuple(numbers)
