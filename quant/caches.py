@@ -155,11 +155,12 @@ def build_cache(
         in a slash), or a path in which ``{name}`` stands for the tensor's name.
     key_names : str, optional
         A tensor's name, or a pattern with ``*``, ``?`` and ``[..]`` for one cache each. By default
-        the tensor ``keys``, or else the only float tensor of 128 columns.
+        the tensor ``keys``, ``key`` or ``k``, or else the only float tensor of 128 columns.
     lengths : str, optional
         Integer tensor of each request's length, or of offsets from 0 as in ``cu_seqlens``; or a
         pattern, of which each tensor of keys takes the one that goes with it
-        (`sdsa_quant.captures.names`). By default all keys are one request.
+        (`sdsa_quant.captures.names`). By default one of a usual name that lies beside the keys, or
+        else all keys are one request, as they are with ``"none"``.
     format : str
         ``"nvfp4"`` or ``"bf16"``.
     rule : str

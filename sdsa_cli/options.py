@@ -52,8 +52,8 @@ KeysOption = Annotated[
         "--keys",
         metavar="NAME",
         help="Tensor of unquantized keys; for several caches or layers a pattern such as "
-        "'layers.*.keys'. Default: keys (or *.keys, *.key, *.k), or the only float tensor of 128 "
-        "columns.",
+        "'layers.*.keys'. Default: keys, key or k (in a study also *.keys, *:keys and so on), or "
+        "the only float tensor of 128 columns.",
     ),
 ]
 QueryNameOption = Annotated[
@@ -71,7 +71,9 @@ LengthsOption = Annotated[
         "--lengths",
         metavar="NAME",
         help="Integer tensor of each request's length, or of offsets from 0 as in cu_seqlens; or "
-        "a pattern, such as 'layers.*.lengths' for each layer's own. Default: one request.",
+        "a pattern, such as 'layers.*.lengths' for each layer's own; none for one request. "
+        "Default: one of a usual name beside the keys (such as lengths, seq_lens, cu_seqlens), "
+        "else none.",
     ),
 ]
 RowsPerGroupOption = Annotated[

@@ -25,16 +25,19 @@ from .names import (
     FLOAT_DTYPES,
     INTEGER_DTYPES,
     KEY_NAMES,
-    LENGTHS_NAMES,
     QUERY_NAMES,
+    are_named_lengths,
+    beside,
     common_pattern,
     companion,
+    last_name,
     matching_tensors,
+    usual_name,
 )
 
 _OFFSETS_NAME = re.compile("cu_?seq|offset|indptr|cumulative", re.IGNORECASE)
 _LENGTHS_NAME = re.compile("len(gth)?s?(?![a-z])", re.IGNORECASE)
-USUAL_NAME = KEY_NAMES[0]  # taken where the user names no tensor
+ONE_REQUEST = "none"  # in place of a tensor of lengths: not to look for any
 # Quantized checkpoints keep scales beside a tensor under its name and one of these endings; the
 # first two are telling wherever they are.
 _GLOBAL_SCALE_ENDINGS = ("_global_scale", "_scale_2")
@@ -49,6 +52,7 @@ class CapturedKeys:
     tensor: StoredTensor
     starts: tuple[int, ...]  # first row of each request in the tensor seen as [rows, 128]
     context_lengths: tuple[int, ...]  # keys of each request
+    lengths_name: str | None = None  # the tensor that says so
 
     @property
     def name(self) -> str:
@@ -83,7 +87,7 @@ def select_keys(source: TensorSource, pattern: str | None = None) -> list[Stored
         Where to look.
     pattern : str, optional
         A tensor's name, or a pattern with ``*``, ``?`` and ``[..]``. By default the tensor named
-        ``keys``, or else the only float tensor whose last dimension is 128.
+        ``keys``, ``key`` or ``k``, or else the only float tensor whose last dimension is 128.
 
     Raises
     ------
@@ -106,8 +110,9 @@ def select_keys(source: TensorSource, pattern: str | None = None) -> list[Stored
 
 
 def _default_keys(source: TensorSource) -> list[StoredTensor]:
-    if USUAL_NAME in source:
-        return [source[USUAL_NAME]]
+    usual = usual_name(source, KEY_NAMES)
+    if usual is not None:
+        return [source[usual]]
     candidates = [tensor for tensor in source if can_be_keys(tensor)]
     others = [tensor for tensor in source if _may_be_stored_keys(tensor)]
     if len(candidates) == 1 and not are_queries(candidates[0]) and not others:
@@ -118,7 +123,7 @@ def _default_keys(source: TensorSource) -> list[StoredTensor]:
         found += f"beside {others[0]}" if others else "which is named as query rows are"
     pattern = common_pattern([tensor.name for tensor in candidates if not are_queries(tensor)])
     raise InputError(
-        f"no tensor is named {USUAL_NAME}, and there must be one float tensor [.., {DIM}], "
+        f"no tensor is named {KEY_NAMES[0]}, and there must be one float tensor [.., {DIM}], "
         f"got {found}; {source.describe_names()}",
         source=source.path,
         hint=Hint("key_names", "for one cache each", pattern)
@@ -155,17 +160,12 @@ def _may_be_stored_keys(tensor: StoredTensor) -> bool:
 
 def are_queries(tensor: StoredTensor) -> bool:
     """Whether a tensor of that shape is named as query rows are."""
-    return can_be_keys(tensor) and _last_name(tensor) in QUERY_NAMES
+    return can_be_keys(tensor) and last_name(tensor) in QUERY_NAMES
 
 
 def can_be_lengths(tensor: StoredTensor) -> bool:
     """Whether dtype and shape are those of lengths or offsets."""
     return tensor.dtype in INTEGER_DTYPES and len(tensor.shape) == 1 and tensor.shape[0] > 0
-
-
-def _last_name(tensor: StoredTensor) -> str:
-    """The last part of a dotted name."""
-    return tensor.name_in_file.rpartition(".")[2]
 
 
 def _has_key_shape(tensor: StoredTensor) -> bool:
@@ -234,10 +234,10 @@ def captured_keys(
         requests, tokens, _ = tensor.shape
         lengths = _padded_lengths(tensor, stored, numbers)
         starts = tuple(request * tokens for request in range(requests))
-        return CapturedKeys(source, tensor, starts, lengths)
+        return CapturedKeys(source, tensor, starts, lengths, lengths_name)
     lengths = _flat_lengths(tensor, stored, numbers)
     starts = tuple(itertools.accumulate(lengths, initial=0))[:-1]
-    return CapturedKeys(source, tensor, starts, lengths)
+    return CapturedKeys(source, tensor, starts, lengths, lengths_name)
 
 
 def _is_one_head(source: TensorSource, tensor: StoredTensor, lengths_name: str | None) -> bool:
@@ -266,30 +266,62 @@ def lengths_for(
         What `select_keys` was given.
     lengths : str or None
         A name, good for every key tensor, or a pattern. Of what a pattern matches, the tensor is
-        taken that goes with the keys by the rule of `sdsa_quant.captures.names`.
+        taken that goes with the keys by the rule of `sdsa_quant.captures.names`. ``"none"`` is
+        none, unless a tensor has that name. By default one of a usual name that lies beside the
+        keys and fits them.
+
+    Returns
+    -------
+    str or None
+        The name; None for keys of one request.
 
     Raises
     ------
     ValueError
-        No tensor matches the pattern, or none or several of those that do go with the keys.
+        No tensor matches the pattern, or none or several of those that do go with the keys; or, by
+        default, those beside the keys do not fit them or divide them differently.
+    TypeError
+        Those beside the keys are not integers.
     """
     if lengths is None:
+        return _lengths_beside(source, tensor)
+    if lengths == ONE_REQUEST and lengths not in source:
         return None
     return companion(source, lengths, tensor, keys_pattern, argument="lengths")
 
 
-def lengths_candidates(source: TensorSource) -> list[str]:
-    """Names of tensors that look like lengths, for hints."""
-    return [
-        tensor.name
-        for tensor in source
-        if _last_name(tensor) in LENGTHS_NAMES and len(tensor.shape) == 1
-    ]
+def _lengths_beside(source: TensorSource, tensor: StoredTensor) -> str | None:
+    """The name of the tensor of lengths that lies beside keys; they are never passed over."""
+    divisions: dict[tuple[int, ...], str] = {}
+    refusal: InputError | DtypeError | None = None
+    for name in [each.name for each in beside(tensor, lengths_candidates(source))]:
+        try:
+            divisions.setdefault(captured_keys(source, tensor, name).context_lengths, name)
+        except (InputError, DtypeError) as error:
+            refusal = refusal or error
+    if len(divisions) > 1:
+        raise InputError(
+            f"tensors {' and '.join(divisions.values())} divide {tensor.name} differently",
+            source=source.path,
+            hint=Hint("lengths", "to say which of them is right"),
+        )
+    if refusal is not None and not divisions:
+        raise type(refusal)(
+            refusal.message,
+            source=refusal.source,
+            hint=Hint("lengths", f"to take {tensor.name} for one request", ONE_REQUEST),
+        )
+    return next(iter(divisions.values()), None)
+
+
+def lengths_candidates(source: TensorSource) -> list[StoredTensor]:
+    """Tensors that have a usual name of lengths or offsets."""
+    return [each for each in source if are_named_lengths(each) and len(each.shape) > 0]
 
 
 def lengths_hint(source: TensorSource) -> str | None:
     """What `lengths` could be: a name, or a pattern where there are several; None without any."""
-    names = lengths_candidates(source)
+    names = [each.name for each in lengths_candidates(source)]
     return common_pattern(names) or names[0] if names else None
 
 

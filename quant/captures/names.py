@@ -18,10 +18,16 @@ from sdsa_quant.files.text import numbers_in
 FLOAT_DTYPES = ("BF16", "F16", "F32")  # of keys and query rows
 INTEGER_DTYPES = ("I32", "I64", "U32", "I16", "U16", "I8", "U8")  # of lengths, requests, positions
 
-# Usual names, alone or after the last dot; the first that is there is taken.
+# Usual names, alone or after the last dot or colon; the first that is there is taken.
 KEY_NAMES = ("keys", "key", "k")
 QUERY_NAMES = ("queries", "query", "q")
-LENGTHS_NAMES = ("lengths", "context_lengths", "cu_seqlens")
+# Of lengths and offsets, in lower case without what separates words: ``cu_seq_lens`` too.
+_LENGTHS_NAME = re.compile(
+    r"(context|kv|key|keys|k|seq|sequence|request|prompt|token)?(lengths?|lens?)(k|kv|key|keys)?"
+    r"|(cu|cumulative)(seq|sequence|kv|k)?(lengths?|lens?)(k|kv|key|keys)?"
+    r"|(kv|k|key|request|seq)?(offsets|indptr)(k|kv)?"
+)
+_NUMBER_AT_END = re.compile(r"[._-]?\d+$")
 
 _WILDCARDS = re.compile(r"\*|\?|\[!?\]?[^\]]*\]")  # of a pattern, as fnmatch takes them
 
@@ -42,12 +48,63 @@ def matching_tensors(source: TensorSource, pattern: str) -> list[StoredTensor]:
     return matches or [source[pattern]]  # which raises, and lists what there is
 
 
+def usual_name(source: TensorSource, names: Sequence[str]) -> str | None:
+    """The first usual name that a tensor has, not a number; None where none has."""
+    return next((name for name in names if name in source and source[name].shape), None)
+
+
 def usual_pattern(source: TensorSource, names: Sequence[str]) -> str | None:
-    """``*.name`` of the first usual name that tensors end with; None where none do."""
+    """The pattern of the first usual name that tensors end with; None where none do.
+
+    It is ``*.name``, or ``*:name`` where every such tensor is told from others by its file alone.
+    """
     for name in names:
-        if any(tensor.name.endswith(f".{name}") for tensor in source):
-            return f"*.{name}"
+        ends = {
+            tensor.name[-len(name) - 1]
+            for tensor in source
+            if tensor.name.endswith((f".{name}", f":{name}")) and tensor.shape
+        }
+        if ends:
+            return f"*{ends.pop() if len(ends) == 1 else '[.:]'}{name}"
     return None
+
+
+def last_name(tensor: StoredTensor) -> str:
+    """The last part of a dotted name."""
+    return tensor.name_in_file.rpartition(".")[2]
+
+
+def are_named_lengths(tensor: StoredTensor) -> bool:
+    """Whether a tensor has a usual name of lengths or offsets of keys, with or without a number."""
+    name = _NUMBER_AT_END.sub("", tensor.name_in_file).rpartition(".")[2]
+    return _LENGTHS_NAME.fullmatch(name.lower().replace("_", "").replace("-", "")) is not None
+
+
+def beside(tensor: StoredTensor, candidates: Sequence[StoredTensor]) -> list[StoredTensor]:
+    """Those of tensors with usual names that lie nearest to another by their names.
+
+    Nearest are those that differ in the last part of the name only, then those with the same
+    numbers, then those of the same file whose names have one part, then such ones of any file.
+    """
+    numbers = numbers_in(tensor.name)
+    alone = [each for each in candidates if not numbers_in(each.name_in_file) and _is_alone(each)]
+    nearer = (
+        [each for each in candidates if _stem(each) == _stem(tensor)],
+        [each for each in candidates if numbers and numbers_in(each.name) == numbers],
+        [each for each in alone if each.path == tensor.path],
+        [each for each in alone if not numbers_in(each.prefix)],
+    )
+    return next((found for found in nearer if found), [])
+
+
+def _stem(tensor: StoredTensor) -> str:
+    """A name without its last part."""
+    return tensor.name[: len(tensor.name) - len(last_name(tensor))]
+
+
+def _is_alone(tensor: StoredTensor) -> bool:
+    """Whether a name has one part in its file."""
+    return "." not in tensor.name_in_file
 
 
 def common_pattern(names: Sequence[str]) -> str:

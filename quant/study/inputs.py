@@ -37,7 +37,8 @@ class StudyInputs:
     """Name or pattern of the query tensors."""
 
     lengths: str | None = None
-    """Tensor of request lengths or offsets, or a pattern matched to the layers."""
+    """Tensor of request lengths or offsets, or a pattern matched to the layers; one of a usual name
+    if null, one request if ``"none"``."""
 
     rows_per_group: int | None = None
     """Consecutive query rows of one request."""

@@ -7,6 +7,7 @@ its own position: the rows of a request are its last positions, unless positions
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from sdsa_quant.captures.keys import (
-    USUAL_NAME,
     CapturedKeys,
     captured_keys,
-    lengths_candidates,
     lengths_for,
-    lengths_hint,
     select_keys,
 )
 from sdsa_quant.captures.names import (
@@ -29,10 +27,11 @@ from sdsa_quant.captures.names import (
     companion,
     matching_tensors,
     partners,
+    usual_name,
     usual_pattern,
 )
 from sdsa_quant.captures.queries import spread_groups, stated_rows_per_group
-from sdsa_quant.errors import Hint, InputError, SdsaError
+from sdsa_quant.errors import DtypeError, Hint, InputError
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, open_tensors
 from sdsa_quant.layout import DIM, MAX_ROWS
 
@@ -168,15 +167,14 @@ def open_layers(inputs: StudyInputs) -> list[StudyLayer]:
 
 def _keys_pattern(source: TensorSource, pattern: str | None) -> str | None:
     """The pattern given, or that of the only usual name that many tensors end with."""
-    if pattern is not None or USUAL_NAME in source:
+    if pattern is not None or usual_name(source, KEY_NAMES) is not None:
         return pattern
     return usual_pattern(source, KEY_NAMES)
 
 
 def _queries_pattern(source: TensorSource, pattern: str | None) -> str:
     """The pattern given, or a usual name, or the pattern of one that many tensors end with."""
-    usual = [name for name in QUERY_NAMES if name in source]
-    pattern = pattern or (usual[0] if usual else usual_pattern(source, QUERY_NAMES))
+    pattern = pattern or usual_name(source, QUERY_NAMES) or usual_pattern(source, QUERY_NAMES)
     if pattern is None:
         raise InputError(
             f"no tensor is named queries or *.queries; {source.describe_names()}",
@@ -257,10 +255,7 @@ def _layer(
     query_tensor: StoredTensor,
     query_source: TensorSource,
 ) -> StudyLayer:
-    lengths = lengths_for(key_source, key_tensor, inputs.keys_pattern, inputs.lengths)
-    if lengths is None:
-        _refuse_unused_lengths(key_source, key_tensor)
-    keys = captured_keys(key_source, key_tensor, lengths)
+    keys = _divided_keys(inputs, key_source, key_tensor, query_source)
     heads = _heads(inputs, query_tensor)
     rows = query_tensor.bytes // (_row_bytes(query_tensor) * (heads or 1))
     row_requests = _row_requests(inputs, keys, query_tensor, query_source, rows)
@@ -285,20 +280,16 @@ def _layer(
     )
 
 
-def _refuse_unused_lengths(source: TensorSource, tensor: StoredTensor) -> None:
-    """Refuse to take keys as one request where lengths beside them say that they are several."""
-    for name in lengths_candidates(source):
-        try:
-            requests = len(captured_keys(source, tensor, name).context_lengths)
-        except SdsaError:
-            continue  # they are of other keys, or not lengths
-        if requests > 1:
-            raise InputError(
-                f"tensor {name} divides {tensor.name} into {requests} requests, and would be "
-                f"passed over",
-                source=source.path,
-                hint=Hint("lengths", "to divide them", lengths_hint(source)),
-            )
+def _divided_keys(
+    inputs: StudyInputs, source: TensorSource, tensor: StoredTensor, query_source: TensorSource
+) -> CapturedKeys:
+    """The keys and their requests, by the lengths given or else those beside keys or query rows."""
+    lengths = lengths_for(source, tensor, inputs.keys_pattern, inputs.lengths)
+    if lengths is None and inputs.lengths is None:
+        with contextlib.suppress(InputError, DtypeError):  # they may be of the query rows alone
+            name = lengths_for(query_source, tensor, inputs.keys_pattern, None)
+            return replace(captured_keys(query_source, tensor, name), source=source)
+    return captured_keys(source, tensor, lengths)
 
 
 def _heads(inputs: StudyInputs, query_tensor: StoredTensor) -> int | None:

@@ -87,7 +87,8 @@ def run(
         Names or patterns of the key and the query tensors; by default those of the usual names.
         Layers are matched by the numbers in the names.
     lengths : str, optional
-        Tensor of request lengths or offsets, or a pattern; without it each layer is one request.
+        Tensor of request lengths or offsets, or a pattern; by default one of a usual name beside
+        keys or query rows, without any each layer is one request, as with ``"none"``.
     rows_per_group : int, optional
         Consecutive rows of one request; by default what the queries' shape or metadata says, or 1.
     requests : sequence of int, or str, optional

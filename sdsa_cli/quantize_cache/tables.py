@@ -28,7 +28,7 @@ def cache_tables(
     keys = sum(sum(cache.keys.context_lengths) for cache in caches)
     closing = f"{keys:,} keys in {seconds:.2f} s"
     hint = lengths_hint(tensors)
-    if lengths is None and hint:
+    if lengths is None and hint and not any(cache.keys.lengths_name for cache in caches):
         each = "each all one request" if len(caches) > 1 else "all one request"
         closing += f"; {each}, --lengths {shlex.quote(hint)} would divide them"
     return [*report, closing]
@@ -41,7 +41,7 @@ def _one_cache(cache: QuantizedCache) -> list[RenderableType]:
         stored += f", {header.scale_order} scales, rule {header.rule}"
     fields = {
         "keys": f"{cache.keys.name}, {_dtype_and_shape(cache.keys)}",
-        "requests": f"{len(cache.keys.context_lengths):,}",
+        "requests": _requests(cache.keys),
         "stored as": stored,
         "pages": f"{cache.pages:,}",
         "bytes": f"{cache.cache_bytes:,}",
@@ -66,6 +66,12 @@ def _one_cache(cache: QuantizedCache) -> list[RenderableType]:
     error = _error(statistics)
     fields["relative error"] = error if error == "-" else f"{error} (L2, {measured})"
     return [heading(str(cache.path)), fields_table(fields)]
+
+
+def _requests(keys: CapturedKeys) -> str:
+    """How many there are, and by which tensor."""
+    by = "" if keys.lengths_name is None else f" by {keys.lengths_name}"
+    return f"{len(keys.context_lengths):,}{by}"
 
 
 def _error(statistics: BlockStatistics) -> str:

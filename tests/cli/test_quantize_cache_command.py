@@ -48,14 +48,17 @@ def test_real_keys(sdsa: Run, fixtures: Path, tmp_path: Path) -> None:
     assert names(tmp_path) == ["cache.safetensors"]
 
 
-def test_lengths_are_offered_where_none_are_named(
+def test_lengths_beside_the_keys_are_used_and_named(
     sdsa: Run, save_keys: SaveKeys, tmp_path: Path
 ) -> None:
-    answer = sdsa(
-        "quantize-cache", save_keys(count=10, lengths=[4, 6]), "-o", tmp_path / "c.safetensors"
-    )
+    cache = tmp_path / "c.safetensors"
+    arguments = ("quantize-cache", save_keys(count=10, lengths=[4, 6]), "-o", cache)
+    answer = sdsa(*arguments)
     answer.is_clean()
-    assert "all one request, --lengths lengths would divide them" in answer.stdout
+    assert "2 by lengths" in answer.stdout
+    assert open_cache(cache).context_lengths.tolist() == [4, 6]
+    sdsa(*arguments, "--lengths", "none", "--force").is_clean()
+    assert open_cache(cache).context_lengths.tolist() == [10]
 
 
 def test_the_document(sdsa: Run, save_keys: SaveKeys, tmp_path: Path) -> None:
@@ -230,7 +233,7 @@ def test_a_file_for_each_layer(sdsa: Run, tmp_path: Path) -> None:
     sdsa(*arguments).fails_with(2, "give --keys 'layer_*:keys' for one cache each")
     answer = sdsa(*arguments, "--keys", "layer_*:keys")
     answer.is_clean()
-    assert "each all one request, --lengths 'layer_*:lengths' would divide them" in answer.stdout
+    assert open_cache(tmp_path / "caches" / "layer_2_keys.safetensors").context_lengths[1] == 1
     chosen = ("--keys", "*:keys", "--lengths", "*:lengths", "--force", "--json")
     records = sdsa(*arguments, *chosen).document["caches"]
     assert [record["tensor"] for record in records] == ["layer_2:keys", "layer_10:keys"]

@@ -263,7 +263,7 @@ def test_missing_lengths(tmp_path: Path) -> None:
     source = source_of(tmp_path, {"keys": keys(2, 3, 128), "a.lengths": torch.tensor([1, 2])})
     with pytest.raises(InputError, match=r"requests; give lengths='a\.lengths' for the tensor"):
         captured_keys(source, source["keys"])
-    assert lengths_candidates(source) == ["a.lengths"]
+    assert [tensor.name for tensor in lengths_candidates(source)] == ["a.lengths"]
     assert [can_be_keys(tensor) for tensor in source] == [False, True]
     assert [can_be_lengths(tensor) for tensor in source] == [True, False]
     assert lengths_hint(source) == "a.lengths"
@@ -307,9 +307,10 @@ def test_one_head(
         ("layers.10.keys", "layers.*.lengths", "layers.10.lengths"),
         ("layers.*.keys", "layers.1.lengths", "layers.1.lengths"),
         (None, "layers.*.lengths", "layers.10.lengths"),
-        ("layers.*.keys", None, None),
+        ("layers.*.keys", None, "layers.10.lengths"),
+        ("layers.*.keys", "none", None),
     ],
-    ids=["star", "others", "front", "exact-keys", "one-for-all", "default", "none"],
+    ids=["star", "others", "front", "exact-keys", "one-for-all", "default", "beside", "none"],
 )
 def test_lengths_that_go_with_keys(
     tmp_path: Path, pattern: str | None, lengths: str | None, expected: str | None

@@ -216,20 +216,79 @@ def test_heads_are_not_rows(save: Save, heads: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "numbers"),
-    [("lengths", [60, 40]), ("cu_seqlens", [0, 60, 100]), ("context_lengths", [20, 30, 50])],
+    ("name", "numbers", "lengths"),
+    [
+        ("lengths", [60, 40], (60, 40)),
+        ("cu_seqlens", [0, 60, 100], (60, 40)),
+        ("context_lengths", [20, 30, 50], (20, 30, 50)),
+        ("cu_seq_lens_k", [0, 99, 100], (99, 1)),
+        ("seq_lens", [0, 0, 100], (0, 0, 100)),
+        ("kv_lens", [50, 50], (50, 50)),
+    ],
 )
-def test_lengths_beside_the_keys_are_not_passed_over(
-    save: Save, name: str, numbers: list[int]
+def test_lengths_beside_the_keys_are_used(
+    save: Save, name: str, numbers: list[int], lengths: tuple[int, ...]
 ) -> None:
-    tensors = {"keys": (100, 128), "queries": (6, 128), name: torch.tensor(numbers)}
-    path = save(**tensors)
-    with pytest.raises(InputError, match=f"tensor {name} divides keys .*give lengths='{name}'"):
+    path = save(keys=(100, 128), queries=(6, 128), **{name: torch.tensor(numbers)})
+    assert open_layers(StudyInputs(path, path))[0].keys.context_lengths == lengths
+    alone = save("keys.safetensors", keys=(100, 128))
+    assert open_layers(StudyInputs(alone, path))[0].keys.context_lengths == lengths
+    (layer,) = open_layers(StudyInputs(path, path, lengths="none"))
+    assert layer.keys.context_lengths == (100,)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"lengths": torch.tensor([7, 8])}, "lengths must sum to the 100 keys .*lengths='none'"),
+        ({"seq_lens": torch.tensor([50.0, 50.0])}, "seq_lens must hold integer .*lengths='none'"),
+        ({"lens": torch.tensor([[50], [50]])}, "tensor lens must be .requests. .*lengths='none'"),
+        (
+            {"lengths": torch.tensor([60, 40]), "kv_lens": torch.tensor([50, 50])},
+            "tensors kv_lens and lengths divide keys differently",
+        ),
+    ],
+    ids=["sum", "float", "2-D", "different"],
+)
+def test_lengths_that_do_not_fit_the_keys_are_not_passed_over(
+    save: Save, tensors: dict[str, torch.Tensor], message: str
+) -> None:
+    path = save(keys=(100, 128), queries=(6, 128), **tensors)
+    with pytest.raises((InputError, DtypeError), match=message):
         open_layers(StudyInputs(path, path))
-    open_layers(StudyInputs(path, path, lengths=name))
+    assert len(open_layers(StudyInputs(path, path, lengths="none"))) == 1
 
 
-@pytest.mark.parametrize("numbers", [[100], [7, 8]])
-def test_lengths_that_say_nothing_of_the_keys_do_not_matter(save: Save, numbers: list[int]) -> None:
-    path = save(keys=(100, 128), queries=(6, 128), lengths=torch.tensor(numbers))
-    assert open_layers(StudyInputs(path, path))[0].keys.context_lengths == (100,)
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"l_{}": {"keys": 0, "queries": 1, "lengths": 2}},
+        {"l_{}": {"k": 0, "q": 1, "cu_seq_lens": 3}},
+        {"l_{}": {"layers.{}.key": 0, "layers.{}.query": 1, "seq_lens": 2}},
+        {"l_{}_keys": {"keys": 0, "lengths": 2}, "l_{}_queries": {"queries": 1}},
+        {"l_{}": {"keys": 0, "queries": 1}, "lengths": {"lengths": 2}},
+        {"l_{}": {"layers.{}.keys": 0, "layers.{}.queries": 1}, "n": {"kv_lens": 2}},
+        {"all": {"a.b{}.k": 0, "a.b{}.q": 1, "a.b{}.cu_seqlens_k": 3}},
+        {"all": {"layers.{}.keys": 0, "layers.{}.queries": 1, "lengths_0{}": 2}},
+    ],
+    ids=["plain", "short", "numbers", "apart", "shared", "shared-dots", "one-file", "at-end"],
+)
+def test_folders_need_no_patterns(
+    save: Save, tmp_path: Path, files: dict[str, dict[str, int]]
+) -> None:
+    made = (torch.zeros(100, 128), torch.ones(4, 128), torch.tensor([60, 40]))
+    values = (*made, torch.tensor([0, 60, 100]))
+    (tmp_path / "capture").mkdir()
+    written: dict[str, dict[str, torch.Tensor]] = {}
+    for number in (2, 10):
+        for file, tensors in files.items():
+            parts = written.setdefault(file.format(number), {})
+            parts |= {name.format(number): values[i].clone() for name, i in tensors.items()}
+    for file, parts in written.items():
+        save_file(parts, tmp_path / "capture" / f"{file}.safetensors")
+    layers = open_layers(StudyInputs(tmp_path / "capture", tmp_path / "capture"))
+    assert len(layers) == 2
+    for layer, text in zip(layers, ("2", "10"), strict=True):
+        assert text in layer.name
+        assert text in layer.query_name
+        assert layer.keys.context_lengths == (60, 40)
