@@ -22,8 +22,9 @@ from sdsa_quant.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, SdsaErr
 from . import __version__, doctor
 from .bench import command as bench
 from .calibrate import command as calibrate
-from .command import SdsaCommand, without_flag_types
+from .command import SdsaCommand
 from .flags import flag_spelling
+from .help_page import print_help
 from .inspect import command as inspect
 from .interrupts import interrupted
 from .options import help_text
@@ -46,9 +47,9 @@ class SdsaGroup(TyperGroup):
     error keep its traceback.
     """
 
-    def get_params(self, ctx: Any) -> Any:
-        """The parameters, as `without_flag_types` has them."""
-        return without_flag_types(super().get_params(ctx))
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help as `print_help` lays it out."""
+        print_help(self, ctx)
 
     def main(
         self,
@@ -122,7 +123,7 @@ def _usage_message(error: Any) -> str:
 
 app = typer.Typer(
     cls=SdsaGroup,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand
 
-from .output import Output, heading
+from .help_page import print_help
 
 
 class SdsaCommand(TyperCommand):
-    """A command whose epilog is example commands."""
-
-    def get_params(self, ctx: Any) -> Any:
-        """The parameters, as `without_flag_types` has them."""
-        return without_flag_types(super().get_params(ctx))
+    """A command whose epilog is example commands, one a line."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help; the examples last, without the spaces that Typer ends lines with.
-
-        A space after a line's ``\\`` would part it from the next line where it is pasted.
-        """
-        examples, self.epilog = self.epilog, None
-        super().format_help(ctx, formatter)
-        self.epilog = examples
-        if examples:
-            Output().result(heading(" Examples"), "", textwrap.indent(examples, " "), "")
+        """Print the help as `print_help` lays it out."""
+        print_help(self, ctx)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words of the usage line; required arguments without braces."""
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
-
-
-def without_flag_types(params: list[Any]) -> list[Any]:
-    """The parameters; the help of flags without Typer's ``<bool>``, which no one types."""
-    for param in params:
-        if isinstance(param, TyperOption) and param.is_flag:
-            param.metavar = ""
-    return params

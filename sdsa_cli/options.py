@@ -1,9 +1,8 @@
-"""Options that several commands share, the parsers of their values, and the look of examples."""
+"""Options that several commands share, and the parsers of their values."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
@@ -17,7 +16,6 @@ from .interrupts import stop_if_interrupted
 from .text import shortened
 
 DEFAULT_TOP_K_TEXT = ",".join(map(str, DEFAULT_TOP_K))
-_EXAMPLE_WIDTH = 78
 
 JsonFlag = Annotated[
     bool, typer.Option("--json", help="Print one JSON document to stdout instead of tables.")
@@ -253,32 +251,11 @@ def choose_device(name: str) -> str:
 
 
 def examples(*lines: str) -> str:
-    """Epilog of a command's help: example commands, as they would be typed, long ones continued."""
-    return "\n\n".join("\n".join(continued_lines(line)) for line in lines)
-
-
-def continued_lines(command: str) -> list[str]:
-    """A command in lines of at most 78 columns, which a shell reads as one: they end with ``\\``.
-
-    A line breaks only before an option, so that every option stays with its value.
-    """
-    first, *options = re.split(r" (?=--?\w)", command)
-    lines = [first]
-    for option in options:
-        if len(f"{lines[-1]} {option}") <= _EXAMPLE_WIDTH - len(" \\"):
-            lines[-1] += f" {option}"
-        else:
-            lines[-1] += " \\"
-            lines.append(f"    {option}")
-    return lines
+    """Epilog of a command's help: example commands as they would be typed, one a line."""
+    return "\n".join(lines)
 
 
 def help_text(function: Callable[..., None]) -> str:
-    """A command's docstring as its help: paragraphs without line breaks, brackets as they are."""
+    """A command's docstring as its help: paragraphs without line breaks."""
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-    return "\n\n".join(_literal(" ".join(paragraph.split())) for paragraph in paragraphs)
-
-
-def _literal(text: str) -> str:
-    """`text` with nothing in it that Typer would take for rich markup."""
-    return text.replace("[", "\\[")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

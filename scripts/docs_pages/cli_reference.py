@@ -7,7 +7,11 @@ from typing import Any
 
 import typer.main
 
+from sdsa_cli.help_page import continued_lines, default_text, option_names, value_name
+
 from .markdown import table
+
+_EXAMPLE_WIDTH = 78
 
 
 def cli_reference() -> str:
@@ -38,19 +42,20 @@ def _section(name: str, command: Any) -> Iterator[str]:
     yield f"## `{name}`"
     yield _prose(command.help)
     arguments = _shown(command, "Argument")
-    words = [one.metavar if one.required else f"[{one.metavar}]" for one in arguments]
+    words = [value_name(one) if one.required else f"[{value_name(one)}]" for one in arguments]
     yield f"    {' '.join([name, *words, '[OPTIONS]'])}"
     if arguments:
         yield table(
             ["argument", "what it is"],
-            [[f"`{one.metavar}`", _sentence(one.help)] for one in arguments],
+            [[f"`{value_name(one)}`", _sentence(one.help)] for one in arguments],
         )
     yield table(
         ["option", "what it does", "default"], [_option(one) for one in _shown(command, "Option")]
     )
     if command.epilog:
-        examples = command.epilog.replace("\n\n", "\n").splitlines()
-        yield "\n".join(f"    {line}" for line in examples)
+        examples = command.epilog.splitlines()
+        lines = [line for one in examples for line in continued_lines(one, _EXAMPLE_WIDTH)]
+        yield "\n".join(f"    {line}" for line in lines)
 
 
 def _shown(command: Any, kind: str) -> list[Any]:
@@ -59,34 +64,13 @@ def _shown(command: Any, kind: str) -> list[Any]:
 
 
 def _option(option: Any) -> list[str]:
-    names = ", ".join(sorted([*option.opts, *option.secondary_opts], key=len))
-    spelled = f"`{names}`" if option.is_flag else f"`{names} {_metavar(option)}`"
-    return [spelled, _sentence(option.help), _default(option)]
-
-
-def _metavar(option: Any) -> str:
-    if option.metavar:
-        return str(option.metavar)
-    annotation = option.type_descriptor.annotation
-    choices = getattr(annotation, "__args__", ())
-    if choices and all(isinstance(choice, str) for choice in choices):
-        return "|".join(choices)
-    return str(option.name).upper()
-
-
-def _default(option: Any) -> str:
-    if option.required:
-        return "required"
-    if isinstance(option.show_default, str):
-        return option.show_default
-    if not option.show_default or option.default in (None, False, (), ""):
-        return ""
-    return f"`{option.default}`"
+    default = default_text(option)
+    shown = f"`{default}`" if default else "required" if option.required else ""
+    return [f"`{option_names(option)}`", _sentence(option.help), shown]
 
 
 def _prose(text: str | None) -> str:
-    """Help as Markdown: rich's escapes undone."""
-    return (text or "").replace("\\[", "[").strip()
+    return (text or "").strip()
 
 
 def _sentence(text: str | None) -> str:

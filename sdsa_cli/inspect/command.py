@@ -30,12 +30,18 @@ def inspect(
     ],
     page: Annotated[
         int | None,
-        typer.Option("--page", metavar="N", min=0, help="Show the keys of one page of a cache."),
+        typer.Option(
+            "--page", metavar="N", min=0, help="Show the keys of one page of a cache, from 0."
+        ),
     ] = None,
     key: Annotated[
         int | None,
         typer.Option(
-            "--key", metavar="K", min=0, max=63, help="Show only this key of the page, in full."
+            "--key",
+            metavar="K",
+            min=0,
+            max=63,
+            help="Show only this key of the page, 0 to 63, in full.",
         ),
     ] = None,
     json: JsonFlag = False,

@@ -124,7 +124,6 @@ def study(
         typer.Option(
             "--formats",
             metavar="LIST",
-            show_default="nvfp4, nvfp4-mixed, nvfp4-4over6, mxfp4, fp8",
             help="Formats to compare: bf16, nvfp4, nvfp4-mixed (BF16 queries), nvfp4-4over6, "
             "nvfp4-search, nvfp4-covariance (both also -mixed), mxfp4, fp8.",
         ),

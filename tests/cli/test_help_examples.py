@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer.main
 from safetensors.torch import load_file, save_file
+from typer.core import TyperArgument, TyperGroup, TyperOption
 from typer.testing import CliRunner
 
 from sdsa_cli.app import app
@@ -16,24 +18,48 @@ from support.command_line import Run
 COMMANDS = [command.name for command in app.registered_commands]
 
 
+def help_of(command: str, columns: int) -> str:
+    """What ``--help`` prints on a screen of so many columns."""
+    words = [*command.split(), "--help"]
+    answer = CliRunner().invoke(app, words, prog_name="sdsa", env={"COLUMNS": str(columns)})
+    assert answer.exit_code == 0
+    return answer.stdout
+
+
 def examples(command: str, columns: int = 80) -> list[str]:
     """The examples as a shell takes them that they are pasted into from the help."""
-    size = {"COLUMNS": str(columns), "TERMINAL_WIDTH": str(columns)}
-    text = CliRunner().invoke(app, [command, "--help"], prog_name="sdsa", env=size).stdout
-    lines = text.partition("Examples\n")[2].replace("\\\n", "").splitlines()
+    lines = help_of(command, columns).partition("Examples\n")[2].replace("\\\n", "").splitlines()
     return [" ".join(line.split()) for line in lines if line.startswith(" sdsa ")]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [60, 80, 120])
 def test_help_breaks_no_word_and_no_example(command: str, columns: int) -> None:
     assert examples(command, columns) == examples(command, 300)
-    size = {"COLUMNS": str(columns), "TERMINAL_WIDTH": str(columns)}
-    shown = CliRunner().invoke(app, [command, "--help"], prog_name="sdsa", env=size).stdout
+    shown = help_of(command, columns)
     assert max(map(len, shown.splitlines())) <= columns
     assert "…" not in shown
     assert "<bool>" not in shown
     assert "{" not in shown.partition("Usage:")[2].splitlines()[0]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_help_shows_every_name_text_and_default(command: str, columns: int) -> None:
+    shown = " ".join(help_of(command, columns).split())
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    source = group.commands[command] if command else group
+    assert source.params
+    for param in source.params:
+        assert isinstance(param, TyperOption | TyperArgument)
+        for word in [*param.opts, *param.secondary_opts, param.metavar or ""]:
+            assert word in shown or param.param_type_name == "argument"
+        assert param.help, f"{param.name} says nothing"
+        assert " ".join(param.help.split()) in shown
+        if isinstance(param.default, str):
+            assert f"[default: {param.default}]" in shown
+    assert " ".join((source.help or "").split()) in shown
 
 
 @pytest.fixture
