@@ -219,7 +219,7 @@ def _tables(document: DoctorDocument) -> list[RenderableType]:
             answer.query_format,
             answer.key_format,
             answer.auto or "none",
-            "\n".join(others),
+            others,
         )
     parts: list[RenderableType] = [
         heading("versions"),

@@ -21,11 +21,11 @@ from sdsa_quant.files.outputs import check_outputs
 from .interrupts import stop_if_interrupted
 from .json_documents import json_for, strict_json, write_document
 from .output_paths import file_output
-from .table_data import Style, TableData
-from .text import encodable, visible
+from .table_data import Fields, Style, TableData
+from .text import broken, encodable, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.console import Console, RenderableType
     from rich.text import Text
 
 _PIPE_WIDTH = 100  # columns of output that no terminal shows
@@ -68,20 +68,20 @@ class Output:
         self.document(document)
 
     def result(self, *renderables: RenderableType) -> None:
-        """Print text or rich renderables, the result for a reader, to stdout; silent with JSON.
+        """Print text and tables, the result for a reader, to stdout; silent with JSON.
 
-        Lines of text are left to the terminal to wrap, so that paths in them can be copied. In
-        files and pipes, lines have no spaces at their ends.
+        A text is one line, whatever names are in it: what would break it, or turn its direction, is
+        written out. On a terminal it breaks between words, so that no number is cut; a path stays
+        whole, so that it can be copied. In a file or a pipe the line stays whole, and no line has
+        spaces at its end.
         """
         if self.as_json:
             return
-        from rich.text import Text
-
         console = _console(sys.stdout)
         with console.capture() as capture:
             for renderable in renderables:
-                soft_wrap = isinstance(renderable, str | Text)
-                console.print(_Visible(renderable), soft_wrap=soft_wrap)
+                for line in _lines(renderable, console):
+                    console.print(line, soft_wrap=True)
         shown = capture.get()
         if not console.is_terminal:
             shown = "\n".join(line.rstrip(" ") for line in shown.split("\n"))
@@ -174,15 +174,18 @@ def abandon_stdout() -> None:
     os.close(nowhere)
 
 
-class _Visible:
-    """A renderable whose text, but not its style, goes through `visible`."""
+def _lines(renderable: RenderableType, console: Console) -> Iterator[RenderableType]:
+    """Text in the lines that a terminal has room for; a table as it is."""
+    from rich.text import Text
 
-    def __init__(self, renderable: RenderableType) -> None:
-        self._renderable = renderable
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for segment in console.render(self._renderable, options):
-            yield segment if segment.control else segment._replace(text=visible(segment.text))
+    if not isinstance(renderable, str | Text):
+        yield renderable
+        return
+    text = renderable if isinstance(renderable, Text) else Text(renderable)
+    shown = visible(text.plain)
+    known = console.is_terminal or "COLUMNS" in os.environ
+    lines = broken(shown, console.width, within_words=False) if known else [shown]
+    yield from (Text(line, style=text.style) for line in lines)
 
 
 def table(
@@ -191,6 +194,7 @@ def table(
     numbers_from: int = 1,
     text: tuple[str, ...] = (),
     style: Style = "report",
+    shortens: str = "",
 ) -> TableData:
     """Empty table in the project's one look.
 
@@ -207,8 +211,10 @@ def table(
     style : str
         ``report`` for a table on its own, ``compact`` for one of several on a screen, ``grid`` for
         one of many columns.
+    shortens : str
+        Heading of a column of long names, which may be shown by what differs.
     """
-    return TableData(headings, title, numbers_from, text, style)
+    return TableData(headings, title, numbers_from, text, style, shortens)
 
 
 def heading(text: str) -> Text:
@@ -218,16 +224,9 @@ def heading(text: str) -> Text:
     return Text(text, style="bold")
 
 
-def fields_table(fields: Mapping[str, str]) -> RenderableType:
-    """Rich table of two columns without headings: names and what they are."""
-    from rich.table import Table
-
-    result = Table.grid(padding=(0, 2))
-    result.add_column(style="dim", no_wrap=True)
-    result.add_column(overflow="fold")
-    for name, value in fields.items():
-        result.add_row(name, value)
-    return result
+def fields_table(fields: Mapping[str, str]) -> Fields:
+    """Names and what they are, in two columns without headings."""
+    return Fields(fields)
 
 
 def _console(file: TextIO) -> Console:

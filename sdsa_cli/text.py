@@ -10,9 +10,17 @@ from collections.abc import Sequence
 _MOST_QUOTED = 60  # characters
 _LISTED_LENGTHS = 8
 _BETWEEN = " \u00b7 "  # numbers of a list, whose thousands have commas
-# Control characters except the line break: names in files may hold them, and terminals obey them.
-# Halves of surrogate pairs stand for the bytes of a file name that is not text.
-_CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# What terminals and browsers obey instead of showing it, and names in files may hold: control
+# characters, line breaks of every kind, marks of direction, spaces of no width. Halves of surrogate
+# pairs stand for the bytes of a file name that is not text.
+_OBEYED = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_NUMBERS = re.compile(r"[0-9]+(?:[.,][0-9]+)*(?:e[+-]?[0-9]+)?")
+_BREAKS_AFTER = (
+    "/._-:,;=+|\\"  # of words that have to break: as a reader would break a name or a path
+)
 # What tables themselves print beyond ASCII, for an encoding that lacks it.
 _PLAIN = {"\u00b7": "-", "\u2500": "-", "\u2501": "=", "\u2026": "...", "\u00d7": "x"}
 
@@ -96,5 +104,72 @@ def describe_lengths(lengths: Sequence[int]) -> str:
 
 
 def visible(text: str) -> str:
-    r"""`text` with its control characters, all except line breaks, written out as ``\x1b``."""
-    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    r"""`text` as one line that shows what is in it: ``\x1b``, ``\n`` and ``\u202e`` written out."""
+    return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def longest_number(text: str) -> int:
+    """Characters of the longest number in a text, 0 without any."""
+    return max((len(match[0]) for match in _NUMBERS.finditer(text)), default=0)
+
+
+def broken(text: str, width: int, *, within_words: bool = True) -> list[str]:
+    """`text` in lines of at most `width` columns of a terminal.
+
+    Lines break between words. A word that has no room in a line of its own breaks after a dot, a
+    slash or the like, then between letters, and inside a number only where nothing else is left.
+
+    Parameters
+    ----------
+    text : str
+        One line; spaces at its beginning are kept.
+    width : int
+        Columns, at least 1.
+    within_words : bool
+        Whether long words break at all; else they stay whole in lines of their own, so that a path
+        can be copied.
+    """
+    from rich.cells import cell_len
+
+    if cell_len(text) <= width:
+        return [text]
+    indent = text[: len(text) - len(text.lstrip(" "))]
+    indent = indent if len(indent) < width else ""
+    lines = [indent]
+    for word in text.split():
+        joined = lines[-1] + word if not lines[-1].strip() else f"{lines[-1]} {word}"
+        if cell_len(joined) <= width:
+            lines[-1] = joined
+            continue
+        parts = _word_parts(word, width - len(indent)) if within_words else [word]
+        if lines[-1].strip():
+            lines.append("")
+        lines[-1] = indent + parts[0]
+        lines += [indent + part for part in parts[1:]]
+    return lines
+
+
+def _word_parts(word: str, width: int) -> list[str]:
+    """A word in parts of at most `width` columns, each broken off as late as reads well."""
+    from rich.cells import cell_len
+
+    parts = []
+    while cell_len(word) > width:
+        most = 1
+        while most < len(word) and cell_len(word[: most + 1]) <= width:
+            most += 1
+        in_number = {
+            end for span in _NUMBERS.finditer(word) for end in range(span.start() + 1, span.end())
+        }
+        ends = [end for end in range(1, most + 1) if end not in in_number]
+        good = [end for end in ends if word[end - 1] in _BREAKS_AFTER]
+        end = (good or ends or [most])[-1]
+        parts.append(word[:end])
+        word = word[end:]
+    return [*parts, word]
+
+
+def as_csv_cell(text: str) -> str:
+    """`text` for a cell of a CSV file, which spreadsheets take for a formula where it begins so."""
+    shown = visible(text)
+    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown

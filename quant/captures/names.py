@@ -12,7 +12,8 @@ import re
 from collections.abc import Sequence
 
 from sdsa_quant.errors import InputError
-from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, common_ends
+from sdsa_quant.files.names import common_ends
+from sdsa_quant.files.tensor_source import StoredTensor, TensorSource
 from sdsa_quant.files.text import numbers_in
 
 FLOAT_DTYPES = ("BF16", "F16", "F32")  # of keys and query rows

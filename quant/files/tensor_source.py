@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 
 from sdsa_quant.errors import InputError
 
+from .names import natural_order
 from .safetensors_reader import open_safetensors
 from .text import read_json
 
@@ -26,7 +27,6 @@ INDEX_SUFFIX = ".safetensors.index.json"
 _DTYPE_BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64}
 _SUFFIX = ".safetensors"
 _LISTED_NAMES = 3  # in an error message
-_WORDS = re.compile(r"\d+|[^\W\d_]+|[\W_]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,49 +119,6 @@ class TensorSource:
         more = len(self) - len(shown)
         rest = f" and {more} more" if more else ""
         return "found " + ", ".join(shown) + rest
-
-
-def natural_order(name: str) -> list[tuple[int, int, str, str]]:
-    """Sort key under which runs of digits count as numbers: layers.2 before layers.10.
-
-    The digits are compared as text, the longer run being the larger number, so that a run may have
-    any length.
-    """
-    parts = [part for part in re.split("([0-9]+)", name) if part]
-    return [_order_of_part(part) for part in parts]
-
-
-def _order_of_part(part: str) -> tuple[int, int, str, str]:
-    if not (part.isascii() and part.isdigit()):
-        return 1, 0, part, ""
-    digits = part.lstrip("0")
-    return 0, len(digits), digits, part
-
-
-def common_ends(names: Sequence[str]) -> tuple[str, str]:
-    """What several names begin and end with alike, in whole words and numbers.
-
-    ``layers.1.keys`` and ``layers.10.keys`` have ``("layers.", ".keys")`` in common.
-    """
-    words = [_WORDS.findall(name) for name in names]
-    shortest = min(map(len, words))
-    first = _common_count(words, shortest)
-    last = _common_count([name[::-1] for name in words], shortest - first)
-    return "".join(words[0][:first]), "".join(words[0][len(words[0]) - last :])
-
-
-def without_common_ends(names: Sequence[str]) -> tuple[str, list[str]]:
-    """Several names as a pattern with one ``*``, and what stands for it in each."""
-    begin, end = common_ends(names) if len(names) > 1 else ("", "")
-    return f"{begin}*{end}", [name[len(begin) : len(name) - len(end)] for name in names]
-
-
-def _common_count(words: Sequence[Sequence[str]], most: int) -> int:
-    """How many of the first words are the same in all."""
-    for index in range(most):
-        if len({name[index] for name in words}) > 1:
-            return index
-    return most
 
 
 def open_tensors(path: str | Path) -> TensorSource:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def cache_files(folder: str) -> list[Path]:
     """The caches among the ``*.safetensors`` files of a folder, in natural order."""
     from sdsa_quant.files.cache_header import FORMAT
+    from sdsa_quant.files.names import natural_order
     from sdsa_quant.files.safetensors_reader import header_metadata
-    from sdsa_quant.files.tensor_source import natural_order
 
     files = sorted(Path(folder).glob("*.safetensors"), key=lambda file: natural_order(file.name))
     return [file for file in files if header_metadata(file).get("format") == FORMAT]
@@ -147,7 +147,7 @@ def _cache_report(record: CacheRecord) -> list[RenderableType]:
 def _folder_report(
     folder: str, files: Sequence[Path], records: Sequence[CacheRecord]
 ) -> list[RenderableType]:
-    from sdsa_quant.files.tensor_source import without_common_ends
+    from sdsa_quant.files.names import without_common_ends
 
     pattern, names = without_common_ends([file.name for file in files])
     total = sum(record.file_bytes or 0 for record in records)

@@ -42,7 +42,7 @@ def _use(tensor: StoredTensor) -> Literal["keys", "queries", "lengths"] | None:
 
 
 def _tensor_report(document: TensorsDocument, width: int) -> list[RenderableType]:
-    from sdsa_quant.files.tensor_source import without_common_ends
+    from sdsa_quant.files.names import without_common_ends
 
     tensors = document.tensors
     names = [tensor.name for tensor in tensors]

@@ -85,7 +85,7 @@ def _dtype_and_shape(keys: CapturedKeys) -> str:
 
 def _many_caches(caches: Sequence[QuantizedCache]) -> list[RenderableType]:
     """A line for each cache, under what the names of their tensors and files have in common."""
-    from sdsa_quant.files.tensor_source import without_common_ends
+    from sdsa_quant.files.names import without_common_ends
 
     key_format, cache_bytes = caches[0].header.format, sum(cache.cache_bytes for cache in caches)
     title = f"{len(caches)} {key_format} caches"

@@ -255,7 +255,7 @@ def _tables(changes: list[Change], tolerance: float) -> list[RenderableType]:
     if any(change.size > tolerance for change in moved):
         lines.append(f"{_BEYOND.strip()} beyond the tolerance of {tolerance:g}")
     if len(moved) > _CHANGES_SHOWN:
-        lines.append(f"and {len(moved) - _CHANGES_SHOWN} smaller changes")
+        lines.append(f"and {len(moved) - _CHANGES_SHOWN} smaller changes; --json lists them all")
     for study, direction in (("A", "gone"), ("B", "new")):
         alone = [change for change in changes if change.direction == direction]
         if alone:
@@ -265,8 +265,9 @@ def _tables(changes: list[Change], tolerance: float) -> list[RenderableType]:
 
 def _moved_table(changes: list[Change], tolerance: float) -> TableData:
     result = table(
-        "layer", "setting", "measure", "A", "B", "change", "", numbers_from=3, text=("",)
-    )
+        "layer", "setting", "measure", "A", "B", "change", "", numbers_from=3, text=("",),
+        shortens="layer",
+    )  # fmt: skip
     for change in changes:
         result.add_row(
             change.layer or "all",

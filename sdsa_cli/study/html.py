@@ -79,7 +79,7 @@ def study_html(report: StudyReport, plots: Mapping[str, bytes]) -> str:
         *_pictures(plots, ("recall-by-layer", "recall-by-bytes", "recall-by-length")),
     ]
     if len(report.layers) > 1:
-        body += ["<h2>Layers</h2>", layers_table(report).html()]
+        body += ["<h2>Layers</h2>", layers_table(report, whole=True).html()]
     body += [
         "<h2>Errors</h2>",
         errors_table(report).html(),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sdsa_cli.output import fields_table, table
 from sdsa_cli.table_data import TableData
 from sdsa_cli.text import counted, error_size, percent, similarity, ties_decide
+from sdsa_quant.layout import PACKED_DIM, SCALES_PER_KEY
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from sdsa_quant.study.results import SettingResult, Suggestion
 
 
+_LEADING = PACKED_DIM + SCALES_PER_KEY  # bytes of the keys whose setting orders the layers
 _LAYERS_SHOWN = 3  # at each end of the table of layers
 
 
@@ -29,7 +32,7 @@ def study_tables(report: StudyReport) -> list[RenderableType]:
         *transform_lines(report),
     ]
     if len(report.layers) > 1:
-        parts += ["", layers_table(report)]
+        parts += ["", layers_table(report, whole=False), *layers_lines(report)]
     parts += ["", errors_table(report), "", blocks_table(report)]
     return [*parts, "", *suggestion_lines(report)]
 
@@ -133,44 +136,67 @@ def transform_lines(report: StudyReport) -> list[str]:
     return lines
 
 
-def ordered_layers(report: StudyReport) -> list[tuple[str, float]]:
-    """Layers and their mean recall with the first setting, worst first; undefined ones left out."""
-    k_index = report.leading_index
-    means = [
-        (layer.name, report.of_layer(layer.name)[0].recall(k_index).mean) for layer in report.layers
-    ]
-    return sorted(
-        ((name, mean) for name, mean in means if mean is not None), key=lambda each: each[1]
-    )
+def _layers_settings(report: StudyReport) -> list[SettingResult]:
+    """What the table of layers has columns of: what to take at each size, then what is plain.
+
+    NVFP4's size first, which the others are compared with.
+    """
+    suggested = sorted(report.suggestions.by_size, key=lambda each: each.bytes_per_key != _LEADING)
+    labels = [each.label for each in suggested]
+    plain = [each.label for each in report.overall if each.transform == "none"]
+    labels = list(dict.fromkeys([*labels, *(plain or [report.overall[0].label])]))
+    by_label = {each.label: each for each in report.overall}
+    return [by_label[label] for label in labels]
 
 
-def layers_table(report: StudyReport) -> TableData:
-    """Worst and best layers, by the mean recall of the first setting."""
+def layers_table(report: StudyReport, *, whole: bool) -> TableData:
+    """Mean recall by layer, in the order of the first column, worst first.
+
+    Parameters
+    ----------
+    report : StudyReport
+        The study.
+    whole : bool
+        Whether to show every layer, or of many only the worst and the best.
+    """
     k_index = report.leading_index
     k = report.settings.top_k[k_index]
-    shown = [result for result in report.overall if result.transform == "none"]
-    shown = shown or report.overall[:1]
-    title = f"Mean recall@{k:,} by layer, worst layers first"
-    result = table("layer", *(each.label for each in shown), title=title)
-    layers = ordered_layers(report)
-    for name, _ in _both_ends(layers):
+    columns = _layers_settings(report)
+    title = f"Mean recall@{k:,} by layer, worst layers first, by {columns[0].label}"
+    result = table("layer", *(each.label for each in columns), title=title, shortens="layer")
+    layers = _ordered_layers(report)
+    for name in layers if whole else _both_ends(layers):
         if name is None:
-            result.add_row(*["..."] * (len(shown) + 1))
+            result.add_row(*["..."] * (len(columns) + 1))
             continue
-        of_layer = report.of_layer(name)
-        cells = [
-            similarity(each.recall(k_index).mean)
-            for each in of_layer
-            if each.label in {other.label for other in shown}
-        ]
-        result.add_row(name, *cells)
+        means = {each.label: each.recall(k_index).mean for each in report.of_layer(name)}
+        result.add_row(name, *(similarity(means[each.label]) for each in columns))
     return result
 
 
-def _both_ends(layers: Sequence[tuple[str, float]]) -> list[tuple[str | None, float]]:
+def layers_lines(report: StudyReport) -> list[str]:
+    """What the shortened table of layers leaves out."""
+    left_out = len(report.layers) - 2 * _LAYERS_SHOWN
+    if left_out < 2:
+        return []
+    return [f"{left_out} of {len(report.layers)} layers left out; the page and the CSV have all."]
+
+
+def _ordered_layers(report: StudyReport) -> list[str]:
+    """Layers by their mean recall in the table's first column, worst first, undefined ones last."""
+    k_index, label = report.leading_index, _layers_settings(report)[0].label
+    means = {
+        each.layer: math.inf if (mean := each.recall(k_index).mean) is None else mean
+        for each in report.results
+        if each.label == label
+    }
+    return sorted((layer.name for layer in report.layers), key=lambda name: means[name])
+
+
+def _both_ends(layers: Sequence[str]) -> list[str | None]:
     if len(layers) <= 2 * _LAYERS_SHOWN + 1:
         return list(layers)
-    return [*layers[:_LAYERS_SHOWN], (None, 0.0), *layers[-_LAYERS_SHOWN:]]
+    return [*layers[:_LAYERS_SHOWN], None, *layers[-_LAYERS_SHOWN:]]
 
 
 def worst_row_lines(report: StudyReport) -> list[str]:

@@ -306,10 +306,11 @@ def test_a_page_on_one_screen(
     answer = sdsa("inspect", path, "--page", "5")
     answer.is_clean()
     lines = answer.stdout.splitlines()
-    # The first line has the path, which the terminal wraps.
+    # The first line has the path, which stays whole.
     assert max(map(len, lines[1:])) <= columns
     assert len(lines) <= 50
-    assert "page 5: request 1, keys 192 to 199 (8 of 64 used)" in answer.stdout
+    title = "page 5: request 1, keys 192 to 199 (8 of 64 used)"
+    assert title in " ".join(answer.stdout.split())
     assert "(63)" in answer.stdout, "a key past the length is in brackets"
     page = sdsa("inspect", path, "--page", "5", "--json").document
     assert page["key"] is None
@@ -322,7 +323,7 @@ def test_a_page_on_one_screen(
     lines = answer.stdout.splitlines()
     assert max(map(len, lines[1:])) <= columns
     assert len(lines) <= 50
-    assert lines[1] == "key 7 of the page, 199 of request 1"
+    assert "key 7 of the page, 199 of request 1" in lines[1:3]
     assert "(63)" not in answer.stdout, "the other keys are not shown"
     # Row i of a table holds value i of each block, as many digits as tell it apart.
     rows = [line.split() for line in lines]

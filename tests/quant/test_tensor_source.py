@@ -11,14 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from sdsa_quant.errors import InputError
+from sdsa_quant.files.names import common_ends, natural_order, without_common_ends
 from sdsa_quant.files.safetensors_reader import header_metadata
 from sdsa_quant.files.tensor_source import (
     StoredTensor,
-    common_ends,
-    natural_order,
     open_tensors,
     source_files,
-    without_common_ends,
 )
 
 
