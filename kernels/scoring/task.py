@@ -12,6 +12,7 @@ from sdsa_kernels.checks import check_scores_call
 from sdsa_kernels.measure.traffic import Traffic, score_traffic
 from sdsa_kernels.problem import ScoreCall, ScoreProblem
 from sdsa_kernels.scores import indexer_scores
+from sdsa_quant.accuracy.query_loss import QueryLoss, query_loss
 from sdsa_quant.errors import InputError
 from sdsa_quant.formats.nvfp4 import AMAX_OVER_6, quantize_nvfp4
 from sdsa_quant.formats.transforms import KeyTransform
@@ -36,6 +37,7 @@ class ScoreTask:
     gain: float  # that the stored keys were multiplied by
     score_shifts: torch.Tensor | None  # float32 [rows], what centering took from scores
     backend: str
+    query_loss: QueryLoss | None  # what NVFP4 did to the query rows; None for a BF16 query
 
     @property
     def rows(self) -> int:
@@ -178,9 +180,10 @@ def make_task(
         raise InputError(f"query rows must be finite, row {row} is not", source=query_name)
     unquantized = query.to(device)
     transform = transform.to(device)
-    transformed, query_scales = transform.apply_query(unquantized), None
+    transformed, query_scales, loss = transform.apply_query(unquantized), None, None
     if query_format == NVFP4:
         scored, query_scales = quantize_nvfp4(transformed, rule=rule)
+        loss = query_loss(transformed, scored, query_scales)
     else:
         scored = transformed.to(torch.bfloat16)
     centered = transform.mean is not None
@@ -198,6 +201,7 @@ def make_task(
         gain=transform.gain,
         score_shifts=transform.score_shifts(unquantized).float() if centered else None,
         backend=backend,
+        query_loss=loss,
     )
 
 

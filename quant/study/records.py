@@ -37,7 +37,7 @@ from .layers import StudyLayer
 from .settings import StudySettings
 from .unit import UnitResult
 
-RECORD_VERSION = "2"  # raised when a result file means something else
+RECORD_VERSION = "3"  # raised when a result file means something else
 
 _DESCRIPTION = "study.json"
 _VERSION_FIELD = "record_version"
@@ -328,7 +328,9 @@ def _to_tensors(result: UnitResult) -> dict[str, torch.Tensor]:
         "channel_errors": result.channel_errors,
         "channel_squares": result.channel_squares,
         "gains": torch.tensor(result.gains, dtype=torch.float64),
-        "profiles": torch.tensor([profile.counts() for profile in result.profiles]),
+        "profiles": _counts(result.profiles),
+        "query_profiles": _counts(result.query_profiles),
+        "query_rows_lost": torch.tensor(result.query_rows_lost, dtype=torch.int64),
     }
 
 
@@ -339,5 +341,15 @@ def _from_tensors(tensors: Mapping[str, torch.Tensor]) -> UnitResult:
         channel_errors=tensors["channel_errors"],
         channel_squares=tensors["channel_squares"],
         gains=tuple(tensors["gains"].tolist()),
-        profiles=tuple(BlockProfile.from_counts(each) for each in tensors["profiles"].tolist()),
+        profiles=_profiles(tensors["profiles"]),
+        query_profiles=_profiles(tensors["query_profiles"]),
+        query_rows_lost=tuple(tensors["query_rows_lost"].tolist()),
     )
+
+
+def _counts(profiles: Sequence[BlockProfile]) -> torch.Tensor:
+    return torch.tensor([profile.counts() for profile in profiles], dtype=torch.int64)
+
+
+def _profiles(counts: torch.Tensor) -> tuple[BlockProfile, ...]:
+    return tuple(BlockProfile.from_counts(each) for each in counts.tolist())

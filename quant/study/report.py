@@ -105,7 +105,7 @@ class StudyReport:
     whatever the number of processes and however often the study was interrupted.
     """
 
-    schema: Literal["sdsa.study/2"]
+    schema: Literal["sdsa.study/3"]
     """Which document this is, and the version of its fields."""
 
     command: Literal["study"]

@@ -125,6 +125,9 @@ class SettingResult(_OfSetting):
     """Histogram of score errors in standard deviations of the row's baseline scores, from -1 to 1
     in steps of 1 / `error_steps`; what lies outside is in the outer bins."""
 
+    query_rows_lost: int
+    """Query rows of which the format keeps so little that their relative L2 error is above 0.25."""
+
     def recall(self, index: int) -> Summary:
         """Recall of the k at `index`."""
         return self.accuracy.top_k[index].recall
@@ -132,7 +135,7 @@ class SettingResult(_OfSetting):
 
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
-    """Counts of the blocks of 16 values that the transformed keys make, as NVFP4 scales them."""
+    """Counts of the blocks of 16 values that vectors make, transformed, as NVFP4 scales them."""
 
     blocks: int
     """All blocks."""
@@ -158,7 +161,7 @@ class BlockCounts:
 
 @dataclass(frozen=True, slots=True)
 class BlockResult:
-    """What one transform makes of one layer's keys, or of all layers'."""
+    """What one transform makes of one layer's keys and query rows, or of all layers'."""
 
     layer: str | None
     """The layer; null for all layers."""
@@ -171,6 +174,9 @@ class BlockResult:
 
     profile: BlockCounts
     """The blocks of the transformed keys."""
+
+    query_profile: BlockCounts
+    """The blocks of the transformed query rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class _Totals:
         self.channel_errors = torch.zeros((count, DIM), dtype=torch.float64)
         self.channel_squares = torch.zeros(DIM, dtype=torch.float64)
         self.profiles = [BlockProfile() for _ in settings.transforms]
+        self.query_profiles = [BlockProfile() for _ in settings.transforms]
+        self.query_rows_lost = [0] * count
         self.gains: list[set[float]] = [set() for _ in settings.transforms]
 
     def add(self, unit: UnitResult) -> None:
@@ -61,13 +63,20 @@ class _Totals:
         self.error_counts += unit.error_counts
         self.channel_errors += unit.channel_errors
         self.channel_squares += unit.channel_squares
-        self.profiles = [a + b for a, b in zip(self.profiles, unit.profiles, strict=True)]
+        self.profiles = _added(self.profiles, unit.profiles)
+        self.query_profiles = _added(self.query_profiles, unit.query_profiles)
+        for setting, lost in enumerate(unit.query_rows_lost):
+            self.query_rows_lost[setting] += lost
         for gains, gain in zip(self.gains, unit.gains, strict=True):
             gains.add(gain)
 
     def all_rows(self) -> torch.Tensor:
         """float64 ``[settings, rows, columns]``."""
         return torch.cat(self.rows, dim=1)
+
+
+def _added(profiles: Sequence[BlockProfile], others: Sequence[BlockProfile]) -> list[BlockProfile]:
+    return [a + b for a, b in zip(profiles, others, strict=True)]
 
 
 def summarize_study(study: Study) -> StudySummary:
@@ -120,9 +129,10 @@ def _block_results(
             transform=choice.label,
             gain=min(gains) if len(gains) == 1 else None,
             profile=BlockCounts(**asdict(profile)),
+            query_profile=BlockCounts(**asdict(query_profile)),
         )
-        for choice, gains, profile in zip(
-            settings.transforms, totals.gains, totals.profiles, strict=True
+        for choice, gains, profile, query_profile in zip(
+            settings.transforms, totals.gains, totals.profiles, totals.query_profiles, strict=True
         )
     ]
 
@@ -154,6 +164,7 @@ def _setting_results(
                 key_error=_key_error(totals, index),
                 channel_errors=_channel_errors(totals, index),
                 error_counts=tuple(totals.error_counts[index].tolist()),
+                query_rows_lost=totals.query_rows_lost[index],
             )
         )
     return tuple(results)

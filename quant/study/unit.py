@@ -27,6 +27,7 @@ import torch
 from sdsa_quant.accuracy.baseline import baseline_scores
 from sdsa_quant.accuracy.blocks import BlockProfile, profile_blocks
 from sdsa_quant.accuracy.metrics import RowAccuracy, RowBaseline, TopKAccuracy
+from sdsa_quant.accuracy.query_loss import rows_lost
 from sdsa_quant.calibration.layer import LayerCalibration
 from sdsa_quant.formats.key_formats import KeyFormat
 from sdsa_quant.formats.rule_weights import RuleWeights
@@ -70,7 +71,9 @@ class UnitResult:
     channel_errors: torch.Tensor  # float64 [settings, 128], sums of squares
     channel_squares: torch.Tensor  # float64 [128], sums of squares of the keys
     gains: tuple[float, ...]  # by transform
-    profiles: tuple[BlockProfile, ...]  # by transform
+    profiles: tuple[BlockProfile, ...]  # of the keys, by transform
+    query_profiles: tuple[BlockProfile, ...]  # of the query rows, by transform
+    query_rows_lost: tuple[int, ...]  # by setting, see `rows_lost`
 
 
 def fit_layer(layer: StudyLayer, settings: StudySettings) -> LayerTransforms:
@@ -159,6 +162,8 @@ class _Unit:
         self._channel_errors = torch.zeros((count, DIM), dtype=torch.float64, device=device)
         self._channel_squares = torch.zeros(DIM, dtype=torch.float64, device=device)
         self._profiles = [BlockProfile() for _ in settings.transforms]
+        self._query_profiles = [BlockProfile() for _ in settings.transforms]
+        self._query_rows_lost = [0] * count
 
     @property
     def rows_per_chunk(self) -> int:
@@ -219,6 +224,10 @@ class _Unit:
             _stored_query(key_format, transformed_query, self._query_weights[index]).double()
             for key_format in self._formats
         ]
+        self._query_profiles[index] += profile_blocks(transformed_query.reshape(-1, DIM))
+        for format_index, stored in enumerate(wide_queries):
+            lost = int(rows_lost(transformed_query, stored).sum())
+            self._query_rows_lost[index * len(self._formats) + format_index] += lost
         shifts = transform.score_shifts(query.view(-1, DIM)).view(query.shape[:-1])
         scores = torch.empty(
             (len(self._formats), query.shape[0], self._length), device=self._device
@@ -277,6 +286,8 @@ class _Unit:
             channel_squares=self._channel_squares.cpu(),
             gains=tuple(transform.gain for transform in self._transforms),
             profiles=tuple(self._profiles),
+            query_profiles=tuple(self._query_profiles),
+            query_rows_lost=tuple(self._query_rows_lost),
         )
 
 

@@ -245,7 +245,7 @@ def _report(study: Study, timing: StudyTiming) -> StudyReport:
     """The report of a study whose units are all measured."""
     summary = summarize_study(study)
     return StudyReport(
-        schema="sdsa.study/2",
+        schema="sdsa.study/3",
         command="study",
         inputs=study.inputs,
         device=study.device.partition(":")[0],  # the same for every rank

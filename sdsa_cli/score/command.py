@@ -185,6 +185,7 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
     from sdsa_quant.files.cache_file import validate_cache
 
     from .document import ScoreReport, is_valid
+    from .tables import query_loss_words
 
     cache = open_scored_cache(options.cache)
     validate_cache(cache)
@@ -195,6 +196,8 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
         if other := describe_other_source(cache, baseline):
             sink.note(f"note: {other}")
     scorer = ChunkScorer(_plan(options, cache, queries), options.chunk)
+    if scorer.task.query_loss is not None and scorer.task.query_loss.rows_lost:
+        sink.note(f"note: {query_loss_words(scorer.task.query_loss, scorer.task.rows)}")
     outputs = [] if options.output is None else [options.output]
     with (
         folders_made(outputs),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sdsa_cli.measurement import MeasurementRecord, measurement_fields
 from sdsa_quant.accuracy.metrics import TopKAccuracy
+from sdsa_quant.accuracy.query_loss import QueryLoss
 from sdsa_quant.accuracy.summary import Accuracy, Summary, TopKSummary
 from sdsa_quant.environment import Environment, describe_environment
 
@@ -87,6 +88,8 @@ class ProblemFields:
     """Bytes of all scores."""
     scores_file_bytes: int | None
     """Bytes of the file of ``-o``, or null."""
+    query_loss: QueryLoss | None
+    """What NVFP4 did to the query rows; null for BF16 rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +289,7 @@ def _problem_fields(report: ScoreReport) -> ProblemFields:
         buffer_bytes=scorer.buffer_bytes,
         scores_bytes=scorer.whole_bytes,
         scores_file_bytes=report.scores_file_bytes,
+        query_loss=task.query_loss,
     )
 
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from sdsa_cli.measurement import LONGEST_US, rotation_words, share_text
 from sdsa_cli.output import fields_table, heading, table
 from sdsa_cli.table_data import TableData
-from sdsa_cli.text import counted, error_size, similarity, ties_decide
+from sdsa_cli.text import counted, error_size, percent, similarity, ties_decide
+from sdsa_quant.layout import HIGH_QUERY_ERROR
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from sdsa_kernels.measure.measurement import Measurement
+    from sdsa_quant.accuracy.query_loss import QueryLoss
     from sdsa_quant.accuracy.summary import Accuracy, Summary, TopKSummary
 
     from .document import ScoreReport
@@ -72,6 +74,17 @@ def _assumed_requests(report: ScoreReport) -> str:
     if len(parts) > _REQUESTS_SHOWN:
         parts = [*parts[: _REQUESTS_SHOWN - 2], "...", parts[-1]]
     return "row " + ", ".join(parts).replace(" of ", " of request ", 1)
+
+
+def query_loss_words(loss: QueryLoss, rows: int) -> str:
+    """What NVFP4 lost of the query rows, and what would keep it."""
+    return (
+        f"NVFP4 loses more than {HIGH_QUERY_ERROR} of the norm of {loss.rows_lost:,} of "
+        f"{counted(rows, 'query row')}, the first is row {loss.first_lost}: "
+        f"{percent(loss.share(loss.flushed))} of their blocks flushed to zero, "
+        f"{percent(loss.share(loss.saturated))} saturated; --query-format bf16 keeps them, and so "
+        f"do rows multiplied by a power of two, which changes no ranking"
+    )
 
 
 def _rows_left_out(report: ScoreReport) -> str:

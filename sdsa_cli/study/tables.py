@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sdsa_cli.output import fields_table, table
 from sdsa_cli.table_data import TableData
 from sdsa_cli.text import counted, error_size, percent, similarity, ties_decide
-from sdsa_quant.layout import PACKED_DIM, SCALES_PER_KEY
+from sdsa_quant.layout import HIGH_QUERY_ERROR, PACKED_DIM, SCALES_PER_KEY
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,6 +28,7 @@ def study_tables(report: StudyReport) -> list[RenderableType]:
     parts += [
         *worst_row_lines(report),
         *chance_lines(report),
+        *query_lines(report),
         *tie_lines(report),
         *transform_lines(report),
     ]
@@ -120,6 +121,28 @@ def chance_lines(report: StudyReport) -> list[str]:
                 where = "every layer" if len(layers) == len(report.layers) else layers[0]
                 more = f" and {len(layers) - 1} more" if where == layers[0] and layers[1:] else ""
                 lines.append(f"NO BETTER THAN CHANCE: {result.label} at k = {k:,} in {where}{more}")
+    return lines
+
+
+def query_lines(report: StudyReport) -> list[str]:
+    """One line for each setting that loses query rows."""
+    lines = []
+    for result in report.overall:
+        if not result.query_rows_lost:
+            continue
+        profile = next(
+            each.query_profile
+            for each in report.blocks
+            if each.layer is None and each.transform == result.transform
+        )
+        blocks = profile.blocks or float("nan")
+        lines.append(
+            f"QUERY ROWS LOST: {result.label} loses more than {HIGH_QUERY_ERROR} of the norm of "
+            f"{result.query_rows_lost:,} of {counted(result.accuracy.rows, 'query row')} (as "
+            f"NVFP4 {percent(profile.flushed / blocks)} of their blocks are flushed to zero, "
+            f"{percent(profile.saturated / blocks)} saturated). BF16 query rows keep them, and so "
+            f"do rows multiplied by a power of two, which changes no ranking."
+        )
     return lines
 
 

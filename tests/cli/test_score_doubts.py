@@ -75,3 +75,27 @@ def test_a_baseline_from_a_file_of_another_name_is_remarked_on(
     stderr = files.score("--baseline", other).stderr
     assert "was made from file keys.safetensors, the baseline is layer_4.safetensors" in stderr
     assert "no better than chance" in stderr
+
+
+@pytest.mark.parametrize(
+    ("factors", "lost", "words"),
+    [
+        ((1e-6,) * 6, 6, "100 % of their blocks flushed to zero, 0 % saturated"),
+        ((1e5,) * 6, 6, "saturated"),
+        ((1, 1, 1, 1e-4, 1, 1), 1, "the first is row 3"),
+        ((0, 1, 1, 1, 1, 1e-2), 0, ""),
+    ],
+    ids=["flushed", "saturated", "one", "none"],
+)
+def test_query_rows_that_nvfp4_loses_are_told(
+    files: Files, factors: tuple[float, ...], lost: int, words: str
+) -> None:
+    files.save_queries(files.query_values * torch.tensor(factors)[:, None])
+    outcome = files.score("--json")
+    assert outcome.exit_code == 0
+    loss = outcome.document["problem"]["query_loss"]
+    assert (loss["blocks"], loss["rows_lost"]) == (48, lost)
+    assert ("--query-format bf16 keeps them" in outcome.stderr) == bool(lost)
+    assert words in outcome.stderr
+    kept = files.report("--query-format", "bf16")
+    assert kept["problem"]["query_loss"] is None

@@ -258,6 +258,33 @@ def test_flushed_keys_are_reported(sdsa: Run, tmp_path: Path, generator: torch.G
 # Ending.
 
 
+@pytest.mark.parametrize(
+    ("factor", "flushed", "saturated"),
+    [(1e-3, 32, 0), (1e-9, 32, 0), (1e5, 0, 32), (1.0, 0, 0)],
+    ids=str,
+)
+def test_query_rows_that_formats_lose_are_told(
+    sdsa: Run,
+    tmp_path: Path,
+    generator: torch.Generator,
+    factor: float,
+    flushed: int,
+    saturated: int,
+) -> None:
+    keys, queries = (torch.randn(n, 128, generator=generator) for n in (300, 4))
+    save_file({"keys": keys, "queries": queries * factor}, tmp_path / "f.safetensors")
+    files = (tmp_path / "f.safetensors", tmp_path / "f.safetensors", "-o", tmp_path / "report")
+    options = ("--formats", "nvfp4,nvfp4-mixed,mxfp4", "--top-k", "16", "--no-plots", *FAST)
+    answer = sdsa("study", *files, *options)
+    report = StudyReport.read(tmp_path / "report")
+    rows_lost = {each.format: each.query_rows_lost for each in report.overall}
+    assert rows_lost == {"nvfp4": 0 if factor == 1.0 else 4, "nvfp4-mixed": 0, "mxfp4": 0}
+    profile = report.blocks[0].query_profile
+    assert (profile.blocks, profile.flushed, profile.saturated) == (32, flushed, saturated)
+    assert ("QUERY ROWS LOST: nvfp4 loses more than 0.25" in answer.stdout) == (factor != 1.0)
+    assert "LOST: mxfp4" not in answer.stdout
+
+
 def test_limits(studies: Studies) -> None:
     kept = ("--fail-below", "recall@5.p1=0.1", "--fail-below", "cosine.min=0.5")
     studies.run("out", "--formats", "fp8", "--top-k", "5", *kept).is_clean()

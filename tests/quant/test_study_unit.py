@@ -144,6 +144,8 @@ def same(first: UnitResult, second: UnitResult) -> None:
     assert torch.equal(first.rows.nan_to_num(-1.0), second.rows.nan_to_num(-1.0))
     assert torch.equal(first.error_counts, second.error_counts)
     assert first.profiles == second.profiles
+    assert first.query_profiles == second.query_profiles
+    assert first.query_rows_lost == second.query_rows_lost
     assert first.gains == second.gains
 
 
