@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import queue
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +18,11 @@ import torch.distributed
 
 from sdsa_quant.errors import CheckFailedError, SdsaError
 
+from .rendezvous import Meeting, Notify, meet, place_of_environment
 from .work import Study, Unit, measure_units, open_study, share_units
 
-_LONGEST_WAIT = timedelta(days=30)  # for the slowest rank
+# Of a collective operation, which every rank comes to at the same time.
+_COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 _POLL_SECONDS = 1.0
 
 
@@ -29,11 +30,16 @@ class Ranks:
     """This process among those of ``torchrun``, or alone."""
 
     def __init__(
-        self, rank: int, count: int, group: torch.distributed.ProcessGroup | None = None
+        self,
+        rank: int,
+        count: int,
+        group: torch.distributed.ProcessGroup | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
         self.rank = rank
         self.count = count
         self._group = group  # None is the default one, where there are several
+        self._meeting = meeting  # where there are several
 
     @property
     def is_first(self) -> bool:
@@ -66,30 +72,45 @@ class Ranks:
                 raise CheckFailedError(f"rank {rank} failed: {message}")
 
     def _gather(self, message: str | None) -> list[str | None]:
-        if self.count == 1:
+        if self._meeting is None:
             return [message]
+        self._meeting.wait()  # where signals reach this process, which they do not below
         messages: list[str | None] = [None] * self.count
         torch.distributed.all_gather_object(messages, message, self._group)
         return messages
 
 
 @contextlib.contextmanager
-def joined_ranks(device: str = "cpu") -> Iterator[Ranks]:
+def joined_ranks(device: str = "cpu", notify: Notify | None = None) -> Iterator[Ranks]:
     """The ranks that ``torchrun`` started, joined for the time of the block.
 
     Parameters
     ----------
     device : str
         What this rank measures on.
+    notify : callable, optional
+        Called with one line, once, if other ranks keep this one waiting.
+
+    Raises
+    ------
+    InputError
+        The environment is not what ``torchrun`` makes it, or the other ranks do not come.
     """
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if count == 1:
+    place = place_of_environment()
+    if place is None:
         yield Ranks(0, 1)
         return
+    meeting = meet(place, notify)
     # Gloo works anywhere: with it the ranks find out whether NCCL would.
-    torch.distributed.init_process_group("gloo", timeout=_LONGEST_WAIT)
+    torch.distributed.init_process_group(
+        "gloo",
+        store=torch.distributed.PrefixStore(meeting.name, meeting.store),
+        rank=place.rank,
+        world_size=place.count,
+        timeout=_COLLECTIVE_TIMEOUT,
+    )
     try:
-        yield Ranks(torch.distributed.get_rank(), count, _join_by_nccl(device, count))
+        yield Ranks(place.rank, place.count, _join_by_nccl(device, place.count), meeting)
     finally:
         torch.distributed.destroy_process_group()
 
@@ -103,7 +124,7 @@ def _join_by_nccl(device: str, count: int) -> torch.distributed.ProcessGroup | N
         return None
     torch.cuda.set_device(device)
     group: torch.distributed.ProcessGroup = torch.distributed.new_group(
-        backend="nccl", timeout=_LONGEST_WAIT
+        backend="nccl", timeout=_COLLECTIVE_TIMEOUT
     )
     return group
 

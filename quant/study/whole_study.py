@@ -21,6 +21,7 @@ from sdsa_quant.layout import DEFAULT_SOFTMAX_SCALE, DEFAULT_TOP_K
 
 from .inputs import DEFAULT_FORMATS, ROWS, StudyInputs
 from .ranks import Ranks, joined_ranks, measure_with_workers
+from .rendezvous import local_rank
 from .report import (
     REPORT_NAME,
     FormatInfo,
@@ -67,6 +68,7 @@ def run(
     force: bool = False,
     progress: Progress | None = None,
     finish: Callable[[StudyReport], object] | None = None,
+    notify: Callable[[str], object] | None = None,
 ) -> StudyReport:
     """Study what formats and transforms of keys do to the top-k, layer by layer.
 
@@ -132,6 +134,8 @@ def run(
     finish : callable, optional
         Called in the first rank with the report once it is in the file, for what is made of it:
         where that fails, the same call goes on from there.
+    notify : callable, optional
+        Called with one line if this rank has to wait for others.
 
     Returns
     -------
@@ -175,7 +179,7 @@ def run(
     # A run that ended between its report and the pages made of it goes on as any other.
     if path.exists() and not force and not study.folder.is_unfinished:
         raise InputError("exists already", source=path, hint=Hint("force", "to replace it", True))
-    with joined_ranks(device) as ranks, contextlib.ExitStack() as stack:
+    with joined_ranks(device, notify) as ranks, contextlib.ExitStack() as stack:
         processes = workers or _default_workers(ranks.count, device)
 
         def prepare() -> None:
@@ -206,10 +210,8 @@ def _names(given: Sequence[str]) -> tuple[str, ...]:
 
 def _device_of_rank(device: str) -> str:
     """``cuda`` under torchrun is a device by the process's own number on its machine."""
-    rank = os.environ.get("LOCAL_RANK")
-    if device != "cuda" or rank is None:
-        return device
-    return f"cuda:{int(rank) % torch.cuda.device_count()}"
+    rank = local_rank() if device == "cuda" else None
+    return device if rank is None else f"cuda:{rank % torch.cuda.device_count()}"
 
 
 def _default_workers(ranks: int, device: str) -> int:

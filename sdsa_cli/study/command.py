@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,6 +169,7 @@ def study(
     time, however often a run is interrupted and however many processes share it.
     """
     from sdsa_quant.study import run
+    from sdsa_quant.study.rendezvous import place_of_environment
 
     top_k_numbers = parse_top_k(top_k)
     limits = parse_limits(fail_below or (), top_k_numbers)
@@ -201,9 +201,11 @@ def study(
             workers=at_least_one("--workers", workers),
             force=force,
             progress=progress,
+            notify=lambda line: sink.note(f"note: {line}"),
             finish=lambda report: write_pages(output, report, with_plots=draws, force=force),
         )
-    if os.environ.get("RANK", "0") != "0":
+    place = place_of_environment()
+    if place is not None and place.rank:
         return  # another process of torchrun writes and prints
     sink.publish(report, *study_tables(report), "", f"Report: {output / HTML_NAME}")
     check_validity(report)
