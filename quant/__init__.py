@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .accuracy.summary import Accuracy, summarize_accuracy
     from .accuracy.top_k import top_k_indices
     from .caches import BuiltCaches, build_cache
+    from .capturing.capture import sdsa_capture
     from .files.cache_file import CacheFile, CacheWriter, open_cache, validate_cache
     from .files.cache_header import CacheHeader
     from .files.scores_file import ScoresFile, ScoresWriter, open_scores
@@ -57,6 +58,7 @@ _MODULES = {
     "quantize_nvfp4": "formats.nvfp4",
     "relu_sum_scores": "selection.scores",
     "row_accuracy": "accuracy.metrics",
+    "sdsa_capture": "capturing.capture",
     "select_blocks": "selection.scores",
     "summarize_accuracy": "accuracy.summary",
     "top_k_indices": "accuracy.top_k",

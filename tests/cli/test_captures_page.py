@@ -11,6 +11,7 @@ import pytest
 
 from sdsa_quant import open_cache
 from support.command_line import Run
+from support.tiny_models import save_model, tiny_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "capture-keys.md"
 BLOCKS = re.compile(r"```(python|sh)\n(.*?)```", re.DOTALL)
@@ -23,8 +24,12 @@ EXPECTED_LENGTHS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore")  # of transformers
 def test_examples_of_the_page(sdsa: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    save_model(tiny_model("DeepseekV32"), tmp_path / "model")
+    Path("book.txt").write_text("The keys of every request. " * 30)
+    Path("letters.txt").write_text("Dear reader, " * 20)
     names: dict[str, Any] = {}
     for language, block in BLOCKS.findall(PAGE.read_text()):
         if language == "python":

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from sdsa_cli.app import app
 from support.command_line import Run
+from support.tiny_models import save_model, tiny_model
 
 COMMANDS = [command.name for command in app.registered_commands]
 
@@ -82,10 +83,13 @@ def workplace(tmp_path: Path, fixtures: Path, monkeypatch: pytest.MonkeyPatch, s
     for layer in (0, 1):
         tensors = {"keys": torch.ones(100, 128), "lengths": torch.tensor([60, 40])}
         save_file(tensors, tmp_path / "layers" / f"layer_{layer}.safetensors")
+    (tmp_path / "book.txt").write_text("The keys of every request. " * 30)
+    (tmp_path / "letters.txt").write_text("Dear reader, " * 20)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
+@pytest.mark.filterwarnings("ignore")  # of transformers
 @pytest.mark.parametrize(
     "command",
     [pytest.param(name, marks=pytest.mark.slow if name == "study" else ()) for name in COMMANDS],
@@ -93,6 +97,8 @@ def workplace(tmp_path: Path, fixtures: Path, monkeypatch: pytest.MonkeyPatch, s
 def test_examples_run(workplace: Path, sdsa: Run, command: str) -> None:
     lines = examples(command)
     assert lines, "every command has examples"
+    if command == "capture":
+        save_model(tiny_model("DeepseekV32"), workplace / "model")
     if command != "quantize-cache":
         made = ("-o", "cache.safetensors", "--lengths", "lengths")
         sdsa("quantize-cache", "keys.safetensors", *made).is_clean()

@@ -1,0 +1,1 @@
+"""`sdsa capture`: its command and its document."""
