@@ -45,14 +45,14 @@ def capture(
             "Hugging Face hub.",
         ),
     ],
-    more_texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[FILE]...", help="More texts, so that --texts *.txt works."),
-    ] = None,
     output: Annotated[
         str,
         typer.Option("--output", "-o", metavar="FOLDER", help="A file for each layer goes there."),
-    ] = "",
+    ],
+    more_texts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE", help="More texts, so that --texts *.txt works."),
+    ] = None,
     texts: Annotated[
         list[str] | None,
         typer.Option(
