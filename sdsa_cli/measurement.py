@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from sdsa_kernels.measure.measurement import Measurement
 
+_LEAST_SAMPLES = 10  # whose spread says anything
+_WIDE_SPREAD = 3.0  # p90 over p10, from which the median says little
 LONGEST_US = 10_000  # shown in microseconds; what takes longer is in milliseconds
 
 
@@ -21,6 +23,18 @@ class RotationRecord:
     """Bytes of all these pages."""
     l2_bytes: int
     """Bytes of the GPU's L2 cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClocksRecord:
+    """Clock of a GPU's multiprocessors around a timing, at the timed work."""
+
+    before_mhz: int | None
+    """MHz before the first sample; null where it is not known."""
+    after_mhz: int | None
+    """MHz after the last sample."""
+    reason: str | None
+    """Why the clock is not known, or null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +85,10 @@ class MeasurementRecord:
     """Seconds of the first call less the second."""
     host_us: float | None
     """Host time of an eager call."""
+    clocks: ClocksRecord | None
+    """The GPU's clock before and after."""
+    remarks: tuple[str, ...]
+    """What is odd about the time: its spread, or a clock that fell. Empty where nothing is."""
 
 
 def measurement_fields(measurement: Measurement) -> dict[str, Any]:
@@ -102,7 +120,42 @@ def measurement_fields(measurement: Measurement) -> dict[str, Any]:
         "read_share": measurement.read_share,
         "compile_seconds": measurement.compile_seconds,
         "host_us": measurement.host_us,
+        "clocks": None
+        if measurement.clocks is None
+        else ClocksRecord(
+            measurement.clocks.before_mhz, measurement.clocks.after_mhz, measurement.clocks.reason
+        ),
+        "remarks": measurement_remarks(measurement),
     }
+
+
+def measurement_remarks(measurement: Measurement) -> tuple[str, ...]:
+    """What a reader should know before believing a median."""
+    timing, clocks = measurement.timing, measurement.clocks
+    remarks = []
+    if timing.p90_us > _WIDE_SPREAD * timing.p10_us:
+        spread = (
+            f"{timing.p90_us / timing.p10_us:,.1f} times p10"
+            if timing.p10_us
+            else "above a p10 of 0"
+        )
+        remarks.append(
+            f"p90 is {spread}: something else was at work or the clock moved; take the time again"
+        )
+    if clocks is not None and clocks.fell:
+        remarks.append(
+            f"the SM clock fell from {clocks.before_mhz:,} to {clocks.after_mhz:,} MHz meanwhile: "
+            f"the device was throttled"
+        )
+    return tuple(remarks)
+
+
+def clock_words(measurement: Measurement) -> str:
+    """The clock before and after: ``1,980 MHz before, 1,965 after``."""
+    clocks = measurement.clocks
+    if clocks is None or clocks.before_mhz is None or clocks.after_mhz is None:
+        return f"unknown: {'not asked for' if clocks is None else clocks.reason}"
+    return f"{clocks.before_mhz:,} MHz before, {clocks.after_mhz:,} after"
 
 
 def cache_words(measurement: Measurement) -> str:

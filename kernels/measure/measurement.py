@@ -3,6 +3,9 @@
 On a GPU: `timing` for the calls, `roofs` for what memory allows, and on lines of their own
 what a replay leaves out, the seconds of the first call and the host time of an eager one. On a CPU
 there is no graph and no roof, only the time.
+
+No time is given of what did not write the scores of a plain call (`written`), nor one in which no
+cache could have moved the bytes.
 """
 
 from __future__ import annotations
@@ -12,9 +15,13 @@ from dataclasses import dataclass
 
 import torch
 
+from sdsa_kernels.device import device_index, load_bytes_per_second
 from sdsa_kernels.problem import ScoreProblem
 from sdsa_kernels.scores import indexer_scores
+from sdsa_kernels.testing.compare import UNTOUCHED
+from sdsa_quant.errors import CheckFailedError
 
+from .clocks import Clocks, ClockWatch
 from .timing import (
     Rotation,
     Timing,
@@ -25,8 +32,10 @@ from .timing import (
     time_graph,
 )
 from .traffic import Traffic
+from .written import compare_written, plain_scores, require_written
 
 _GATHER_REPEATS = 50
+_WARMUP = 3  # plain calls that do not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,7 @@ class Measurement:
     read_bytes_per_second: float | None
     compile_seconds: float | None
     host_us: float | None
+    clocks: Clocks | None = None
 
     @property
     def gigabytes_per_second(self) -> float:
@@ -75,6 +85,7 @@ def measure_problems(
     *,
     backend: str = "auto",
     calls_per_replay: int = 1,
+    check: Callable[[ScoreProblem], object] | None = None,
 ) -> Measurement:
     """Measure `indexer_scores` over a rotation of problems: the same work on different pages.
 
@@ -90,30 +101,120 @@ def measure_problems(
         As `indexer_scores` takes it.
     calls_per_replay : int
         Calls in a graph, on a GPU.
+    check : callable, optional
+        Called with a problem whose scores a timed call or replay has just written: for every graph
+        with the last of its calls. Raises where they are wrong.
+
+    Raises
+    ------
+    CheckFailedError
+        What was timed did not write the scores of a plain call, or a time is impossible.
     """
     calls = [scoring_call(problem, backend) for problem in problems]
     device = problems[0].device
     if device.type != "cuda":
-        return measure_on_the_cpu(calls[0], traffic, repeats)
-    from sdsa_kernels.device import device_index
+        return measure_on_the_cpu(calls[0], traffic, repeats, problem=problems[0], check=check)
 
     from .roofs import read_roof_bytes_per_second, time_page_gather
 
+    watch = ClockWatch(device)
     with torch.cuda.device(device):
         compile_seconds = first_call_seconds(calls[0])
-        timing = time_graph(calls, repeats, calls_per_replay=calls_per_replay)
+        expected = [plain_scores(*each) for each in zip(problems, calls, strict=True)]
+
+        def verify(index: int, replay: Callable[[], None]) -> None:
+            require_written(problems[index], replay, expected[index])
+            if check is not None:
+                check(problems[index])
+
+        timing = time_graph(
+            calls, repeats, calls_per_replay=calls_per_replay, observe=watch, verify=verify
+        )
+        require_possible(timing, traffic, load_bytes_per_second(device))
         host_us = host_overhead_us(calls[0])
         gather = time_page_gather(problems, _GATHER_REPEATS, calls_per_replay=calls_per_replay)
         read = read_roof_bytes_per_second(device_index(device))
     rotation = Rotation(len(problems), len(problems) * traffic.key_bytes, l2_bytes(device))
     return Measurement(
-        timing, traffic, calls_per_replay, rotation, gather, read, compile_seconds, host_us
+        timing,
+        traffic,
+        calls_per_replay,
+        rotation,
+        gather,
+        read,
+        compile_seconds,
+        host_us,
+        watch.clocks,
     )
 
 
-def measure_on_the_cpu(call: Callable[[], object], traffic: Traffic, repeats: int) -> Measurement:
-    """Time plain repeats of a call; a CPU has no graph, and no roof is measured there."""
-    return Measurement(time_eager(call, repeats), traffic, 1, None, None, None, None, None)
+def measure_on_the_cpu(
+    call: Callable[[], object],
+    traffic: Traffic,
+    repeats: int,
+    *,
+    problem: ScoreProblem,
+    check: Callable[[ScoreProblem], object] | None = None,
+    shared: bool = False,
+) -> Measurement:
+    """Time plain repeats of a call; a CPU has no graph, and no roof is measured there.
+
+    Parameters
+    ----------
+    call : callable
+        What to time.
+    traffic : Traffic
+        Bytes of one call.
+    repeats : int
+        Samples to take.
+    problem : ScoreProblem
+        What the call leaves the scores of.
+    check : callable, optional
+        Called with it after the last repeat. Raises where its scores are wrong.
+    shared : bool
+        Whether other calls write to the same scores, and so past the lengths of this one.
+
+    Raises
+    ------
+    CheckFailedError
+        The repeats did not leave the scores of a plain call, or their time is impossible.
+    """
+    expected = plain_scores(problem, call, past=not shared)
+    for _ in range(_WARMUP):
+        call()
+    problem.scores.fill_(UNTOUCHED)
+    timing = time_eager(call, repeats, warmup=0)
+    compare_written(problem, expected, past=not shared)
+    if check is not None:
+        check(problem)
+    require_possible(timing, traffic, load_bytes_per_second(problem.device))
+    return Measurement(timing, traffic, 1, None, None, None, None, None)
+
+
+def require_possible(timing: Timing, traffic: Traffic, most: float) -> None:
+    """Refuse a time in which the bytes cannot have been moved.
+
+    Parameters
+    ----------
+    timing : Timing
+        Of one call.
+    traffic : Traffic
+        Bytes of one call.
+    most : float
+        Bytes a second that no cache exceeds.
+
+    Raises
+    ------
+    CheckFailedError
+        The bandwidth is above `most`.
+    """
+    rate = traffic.gigabytes_per_second(timing.median_us) * 1e9
+    if rate > most:
+        raise CheckFailedError(
+            f"a median of {timing.median_us:.4g} us for {traffic.total_bytes:,} bytes is "
+            f"{rate / 1e9:,.0f} GB/s, more than any cache of the device can serve "
+            f"({most / 1e9:,.0f}): the clock is wrong, or the work was not done"
+        )
 
 
 def scoring_call(problem: ScoreProblem, backend: str) -> Callable[[], None]:

@@ -20,15 +20,18 @@ import torch
 import triton
 import triton.language as tl
 
-from sdsa_kernels.device import device_index
+from sdsa_kernels.device import device_index, load_bytes_per_second
 from sdsa_kernels.pages import PageList, list_pages
 from sdsa_kernels.problem import ScoreProblem
 from sdsa_kernels.triton.launch import COMPILE_OPTIONS, overlaps_launches
+from sdsa_quant.errors import CheckFailedError
 from sdsa_quant.layout import BF16_RECORD_BYTES, CODE_PAGE_BYTES, NVFP4, PAGE, SCALE_PAGE_BYTES
 
 from .timing import Timing, time_graph
+from .written import require_written, zero_scores
 
 _READ_BYTES = 1 << 30
+_LEAST_US = 1e-3  # of a time that is divided by
 _READ_WORDS = 4096  # a program of the read roof
 _SHAPES = ((1, 2), (1, 4), (2, 4))  # pages a program, warps
 _WORD_BYTES = 4
@@ -88,7 +91,13 @@ def _gather_kernel(
 
 @functools.cache
 def read_roof_bytes_per_second(index: int) -> float:
-    """Read bandwidth of a device, measured once a process by reading 1 GiB in order."""
+    """Read bandwidth of a device, measured once a process by reading 1 GiB in order.
+
+    Raises
+    ------
+    CheckFailedError
+        It is more than the device can load.
+    """
     with torch.cuda.device(index):
         buffer = torch.zeros(_READ_BYTES // _WORD_BYTES, dtype=torch.int32, device="cuda")
         sink = torch.empty(1, dtype=torch.int32, device="cuda")
@@ -97,7 +106,13 @@ def read_roof_bytes_per_second(index: int) -> float:
         def read() -> None:
             _read_kernel[(programs,)](buffer, sink, WORDS=_READ_WORDS, **COMPILE_OPTIONS)
 
-        return _READ_BYTES / time_graph([read], 20).median_us * 1e6
+        rate = _READ_BYTES / max(time_graph([read], 20).median_us, _LEAST_US) * 1e6
+    if rate > load_bytes_per_second(torch.device("cuda", index)):
+        raise CheckFailedError(
+            f"the read roof is {rate / 1e9:,.0f} GB/s, more than any cache of the device can "
+            f"serve: the clock is wrong, or the work was not done"
+        )
+    return rate
 
 
 def time_page_gather(
@@ -106,7 +121,17 @@ def time_page_gather(
     """Graph replay timing of the page-gather roof for a rotation of calls, the best launch shape.
 
     Overwrites the scores of every problem with zeros below each length.
+
+    Raises
+    ------
+    CheckFailedError
+        What was timed does not.
     """
+    expected = [zero_scores(problem) for problem in problems]
+
+    def verify(index: int, replay: Callable[[], None]) -> None:
+        require_written(problems[index], replay, expected[index])
+
     lists = [list_pages(problem) for problem in problems]
     with torch.cuda.device(problems[0].device):
         timings = [
@@ -117,6 +142,7 @@ def time_page_gather(
                 ],
                 repeats,
                 calls_per_replay=calls_per_replay,
+                verify=verify,
             )
             for step, warps in _SHAPES
         ]

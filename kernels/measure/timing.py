@@ -140,6 +140,8 @@ def time_graph(
     *,
     warmup_rounds: int = 1,
     calls_per_replay: int = 1,
+    observe: Callable[[Callable[[], None]], object] | None = None,
+    verify: Callable[[int, Callable[[], None]], object] | None = None,
 ) -> Timing:
     """Time `repeats` graph replays, taking the calls in turn.
 
@@ -153,6 +155,12 @@ def time_graph(
         Rounds over all calls that are replayed first.
     calls_per_replay : int
         Calls in a graph; a sample is the time of a replay divided by it.
+    observe : callable, optional
+        Called before the first sample and after the last, with a function that replays every graph
+        once: what it finds out is of a device that is at this work.
+    verify : callable, optional
+        Called for every graph after the last sample, with the index of the last call in the graph
+        and a function that replays the graph and waits for it: raises where what it does is wrong.
 
     Raises
     ------
@@ -173,15 +181,32 @@ def time_graph(
         capture(*itertools.islice(turn, calls_per_replay))
         for _ in range(-(-len(calls) // calls_per_replay))
     ]
-    for _ in range(warmup_rounds):
+
+    def replay_all() -> None:
         for graph in graphs:
             graph.replay()
+
+    for _ in range(warmup_rounds):
+        replay_all()
     torch.cuda.synchronize()
+    if observe is not None:
+        observe(replay_all)
     samples: list[float] = []
     for first in range(0, repeats, _BATCH):
         batch = [graphs[i % len(graphs)] for i in range(first, min(first + _BATCH, repeats))]
         samples += _time_batch(batch)
+    if observe is not None:
+        observe(replay_all)
+    if verify is not None:
+        for index, graph in enumerate(graphs):
+            last = ((index + 1) * calls_per_replay - 1) % len(calls)
+            verify(last, functools.partial(_replay, graph))
     return Timing(GRAPH, tuple(sample / calls_per_replay for sample in samples))
+
+
+def _replay(graph: torch.cuda.CUDAGraph) -> None:
+    graph.replay()
+    torch.cuda.synchronize()
 
 
 def _time_batch(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:

@@ -12,6 +12,7 @@ cache, which this model leaves out. Tables and lengths are left out too, they ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ class Traffic:
 
     def gigabytes_per_second(self, microseconds: float) -> float:
         """Bandwidth of a call that took `microseconds`, in 10^9 bytes per second."""
-        return self.total_bytes / microseconds / 1e3
+        return self.total_bytes / microseconds / 1e3 if microseconds > 0 else math.inf
 
 
 def score_traffic(

@@ -75,6 +75,11 @@ class ChunkScorer:
         """The call over the first chunk's groups, checked."""
         return self.task.problem(self._scores)
 
+    def last_problem(self) -> ScoreProblem:
+        """The call over the last chunk's groups, checked: what `run` leaves in the buffer."""
+        first, stop = list(self._bounds())[-1]
+        return self.task.problem(self._scores_of(first, stop), first)
+
     def _bounds(self) -> Iterator[tuple[int, int]]:
         for first in range(0, self.task.groups, self.groups_per_chunk):
             yield first, min(first + self.groups_per_chunk, self.task.groups)

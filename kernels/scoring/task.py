@@ -101,10 +101,10 @@ class ScoreTask:
         """
         return choose_backend(self.problem(scores), self.backend).name
 
-    def problem(self, scores: torch.Tensor) -> ScoreProblem:
-        """The call over as many of the first groups as `scores` has rows for, checked."""
+    def problem(self, scores: torch.Tensor, first: int = 0) -> ScoreProblem:
+        """The call over as many groups from `first` on as `scores` has rows for, checked."""
         groups = scores.shape[0] // self.rows_per_group
-        return check_scores_call(self._call(0, groups, scores))
+        return check_scores_call(self._call(first, first + groups, scores))
 
     def _call(self, first: int, stop: int, scores: torch.Tensor) -> ScoreCall:
         """The call over some of the groups."""

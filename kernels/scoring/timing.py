@@ -34,10 +34,15 @@ def time_scorer(scorer: ChunkScorer, repeats: int, *, hot: bool = False) -> Meas
     ------
     ValueError
         `repeats` is less than 1, or a GPU's scorer has several chunks.
+    CheckFailedError
+        What was timed did not write the scores of a plain call, or its time is impossible.
     """
     traffic = scorer.task.traffic()
     if scorer.task.device.type == "cpu":
-        return measure_on_the_cpu(scorer.run, traffic, repeats)
+        problem = scorer.last_problem()
+        return measure_on_the_cpu(
+            scorer.run, traffic, repeats, problem=problem, shared=scorer.in_chunks
+        )
     if scorer.in_chunks:
         raise InputError(
             "must be left out where a GPU is timed: its graph replays one call over every group",

@@ -50,8 +50,8 @@ class BenchResult:
     backend: str
     measurement: Measurement
     checked: bool
-    flashinfer_us: float | None
-    gather_bmm_us: float | None
+    flashinfer: float | str  # microseconds, or why there is no time
+    gather_bmm: float | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,13 @@ class BenchRecord(MeasurementRecord):
     checked: bool
     """Whether the scores were compared with float64."""
     flashinfer_us: float | None
-    """Median of flashinfer on the same problem; null where it cannot run."""
+    """Median of flashinfer on the same problem, or null."""
+    flashinfer_reason: str | None
+    """Why there is no time of flashinfer, or null."""
     gather_bmm_us: float | None
-    """Median of a gather of the keys and ``torch.bmm``; null on a CPU."""
+    """Median of a gather of the keys and ``torch.bmm``, or null."""
+    gather_bmm_reason: str | None
+    """Why there is no time of that, or null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +102,21 @@ def bench_document(options: BenchOptions, results: Sequence[BenchResult]) -> Ben
                 values=result.format_pair,
                 backend=result.backend,
                 checked=result.checked,
-                flashinfer_us=result.flashinfer_us,
-                gather_bmm_us=result.gather_bmm_us,
+                flashinfer_us=_time(result.flashinfer),
+                flashinfer_reason=_reason(result.flashinfer),
+                gather_bmm_us=_time(result.gather_bmm),
+                gather_bmm_reason=_reason(result.gather_bmm),
                 **measurement_fields(result.measurement),
             )
             for result in results
         ],
         environment=describe_environment(),
     )
+
+
+def _time(answer: float | str) -> float | None:
+    return None if isinstance(answer, str) else answer
+
+
+def _reason(answer: float | str) -> str | None:
+    return answer if isinstance(answer, str) else None

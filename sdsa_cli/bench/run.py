@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sdsa_cli.output import Output
@@ -35,6 +35,7 @@ def _measure_shape(options: BenchOptions, shape: BenchShape, format_pair: str) -
     from sdsa_kernels.backends import choose_backend
     from sdsa_kernels.measure.measurement import measure_problems
     from sdsa_kernels.measure.traffic import shape_traffic
+    from sdsa_kernels.testing.compare import compare_scores
     from sdsa_kernels.testing.problems import Shape, synthetic_problems
 
     device = torch.device(options.device)
@@ -55,9 +56,8 @@ def _measure_shape(options: BenchOptions, shape: BenchShape, format_pair: str) -
             options.repeats,
             backend=backend,
             calls_per_replay=options.calls_per_replay,
+            check=compare_scores if options.check else None,
         )
-        if options.check:  # after the measurement, whose first call is to be the first
-            _check(problems[0], backend)
         results.append(
             BenchResult(
                 shape=shape,
@@ -65,8 +65,8 @@ def _measure_shape(options: BenchOptions, shape: BenchShape, format_pair: str) -
                 backend=choose_backend(problems[0], backend).name,
                 measurement=measurement,
                 checked=options.check,
-                flashinfer_us=None,
-                gather_bmm_us=None,
+                flashinfer=_left_out(options),
+                gather_bmm=_left_out(options),
             )
         )
     if device.type == "cuda":
@@ -77,18 +77,23 @@ def _measure_shape(options: BenchOptions, shape: BenchShape, format_pair: str) -
     return results
 
 
+def _left_out(options: BenchOptions) -> str:
+    """Why other ways to the same scores are not timed."""
+    return "only timed on a GPU" if options.compare else "left out by --no-compare"
+
+
 def _add_others(
     results: Sequence[BenchResult], problems: Sequence[ScoreProblem], options: BenchOptions
 ) -> list[BenchResult]:
     """The results beside the times of other ways to the same scores."""
-    from sdsa_kernels.measure.peers import flashinfer_call, gather_bmm_call
+    from sdsa_kernels.measure.peers import time_flashinfer, time_gather_bmm
 
-    flashinfer_us, gather_bmm_us = (
-        _time_other([make(problem) for problem in problems], options)
-        for make in (flashinfer_call, gather_bmm_call)
+    flashinfer, gather_bmm = (
+        time_peer(problems, options.repeats, calls_per_replay=options.calls_per_replay)
+        for time_peer in (time_flashinfer, time_gather_bmm)
     )
     return [
-        dataclasses.replace(result, flashinfer_us=flashinfer_us, gather_bmm_us=gather_bmm_us)
+        dataclasses.replace(result, flashinfer=flashinfer, gather_bmm=gather_bmm)
         for result in results
     ]
 
@@ -99,24 +104,3 @@ def _rotations(options: BenchOptions, key_bytes: int, device: torch.device) -> i
     from sdsa_kernels.measure.timing import rotations_for
 
     return rotations_for(key_bytes, device)
-
-
-def _time_other(
-    calls: Sequence[Callable[[], object] | None], options: BenchOptions
-) -> float | None:
-    from sdsa_kernels.measure.timing import time_graph
-
-    known = [call for call in calls if call is not None]
-    if len(known) < len(calls):
-        return None
-    timing = time_graph(known, options.repeats, calls_per_replay=options.calls_per_replay)
-    return timing.median_us
-
-
-def _check(problem: ScoreProblem, backend: str) -> None:
-    from sdsa_kernels.measure.measurement import scoring_call
-    from sdsa_kernels.testing.compare import UNTOUCHED, compare_scores
-
-    problem.scores.fill_(UNTOUCHED)
-    scoring_call(problem, backend)()
-    compare_scores(problem)

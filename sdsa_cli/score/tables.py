@@ -6,7 +6,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sdsa_cli.measurement import LONGEST_US, rotation_words, share_text
+from sdsa_cli.measurement import (
+    LONGEST_US,
+    clock_words,
+    measurement_remarks,
+    rotation_words,
+    share_text,
+)
 from sdsa_cli.output import fields_table, heading, table
 from sdsa_cli.table_data import TableData
 from sdsa_cli.text import counted, error_size, percent, similarity, ties_decide
@@ -36,7 +42,7 @@ def report_tables(report: ScoreReport) -> list[RenderableType]:
         parts += ["", heading(_TOP_K_TITLE), _top_k_table(report.accuracy)]
         parts += [*_top_k_remarks(report.accuracy.top_k), "", _errors_table(report.accuracy)]
     if report.timing is not None:
-        parts += ["", _timing_table(report.timing)]
+        parts += ["", _timing_table(report.timing), *measurement_remarks(report.timing)]
         if report.timing.rotation is not None:
             parts.append(fields_table(_roof_fields(report.timing)))
     return parts
@@ -226,6 +232,7 @@ def _roof_fields(measurement: Measurement) -> Mapping[str, str]:
         "page-gather roof": f"{gather.median_us:,.1f} us, share {share}",
         "read roof": f"{read / 1e9:,.0f} GB/s, share {share_text(measurement.read_share)}",
         "pages": rotation_words(measurement),
+        "SM clock": clock_words(measurement),
         "first call": f"{measurement.compile_seconds:.3g} s more than the second",
         "eager call": f"{measurement.host_us:.3g} us of the host's time",
     }

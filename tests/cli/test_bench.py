@@ -15,10 +15,12 @@ from sdsa_cli.bench import command as bench
 from sdsa_cli.bench.document import BenchResult
 from sdsa_cli.bench.shapes import parse_shape, read_lengths_file
 from sdsa_cli.bench.tables import bench_tables
+from sdsa_cli.measurement import measurement_fields
 from sdsa_cli.options import BackendName
 from sdsa_kernels import backend_names
 from sdsa_kernels.backends import AUTO
 from sdsa_kernels.measure import measurement as measure
+from sdsa_kernels.measure.clocks import Clocks
 from sdsa_kernels.measure.measurement import Measurement
 from sdsa_kernels.measure.timing import Rotation, Timing
 from sdsa_kernels.measure.traffic import Traffic
@@ -62,7 +64,9 @@ def test_without_options_it_measures_the_default_shapes(
     monkeypatch.setattr(bench, "DEFAULT_SHAPES", ("1,1,64", "2,8,65"))
     outcome = sdsa("bench")
     outcome.is_clean()
-    assert outcome.stdout.count("(1,1,64)") == outcome.stdout.count("(2,8,65)") == len(FORMAT_PAIRS)
+    shapes = [line.split()[0] for line in outcome.stdout.splitlines() if line[:1] == "("]
+    assert set(shapes) == {"(1,1,64)", "(2,8,65)"}
+    assert len(shapes) >= 2 * len(FORMAT_PAIRS), "a remark may follow"
 
 
 def test_options_of_graphs_are_remarked_on_without_a_gpu(sdsa: Run) -> None:
@@ -223,6 +227,43 @@ def test_a_gpus_tables_fit_80_columns() -> None:
     assert "1,234.6" in text
     assert "0.49" in text  # 2 of 4 TB/s
     assert "cache-resident" in text
+
+
+@pytest.mark.parametrize(
+    ("samples", "clocks", "said"),
+    [
+        ((100.0,) * 9 + (2500.0, 2500.0), Clocks(1980, 1980, None), "p90 is 25.0 times p10"),
+        ((100.0,) * 10, Clocks(1980, 1410, None), "the SM clock fell from 1,980 to 1,410 MHz"),
+        ((100.0,) * 10, Clocks(None, None, "no nvidia-smi"), "SM clock unknown: no nvidia-smi"),
+        ((100.0,) * 10, Clocks(1980, 1965, None), "SM clock 1,980 MHz before, 1,965 after"),
+    ],
+    ids=["spread", "throttled", "unknown", "steady"],
+)
+def test_what_is_odd_about_a_time_is_said(
+    samples: tuple[float, ...], clocks: Clocks, said: str
+) -> None:
+    timing = Timing("graph", samples)
+    cold = Rotation(3, 300, 100)
+    measured = Measurement(timing, Traffic(1, 10**6, 0, 0), 1, cold, timing, 4e12, 1.0, 2.0, clocks)
+    shape = parse_shape("1,1,64")
+    results = [BenchResult(shape, "nvfp4", "cute", measured, True, "not here", "needs BF16 keys")]
+    console = Console(width=120, file=io.StringIO())
+    console.print(*bench_tables(results))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert said in text
+    assert "flashinfer -: not here (every line)" in text
+    assert "bmm -: needs BF16 keys (every line)" in text
+    remarks = measurement_fields(measured)["remarks"]
+    assert any(said in remark for remark in remarks) == (
+        "SM clock u" not in said and "before" not in said
+    )
+
+
+def test_graphs_that_do_nothing_fail_the_run(sdsa: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "scoring_call", lambda problem, backend: lambda: None)
+    for words in ((), ("--check",)):
+        outcome = sdsa("bench", "--shape", "1,1,64", *QUICK, *words)
+        outcome.fails_with(1, "two plain calls wrote different scores, or none, to row 0")
 
 
 def test_the_backend_option_lists_every_backend() -> None:
