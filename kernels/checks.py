@@ -172,7 +172,9 @@ def check_row_scales(query_scales: torch.Tensor | None, rows: int) -> torch.Tens
 
 
 def require_device(name: str, tensor: torch.Tensor, device: torch.device, owner: str) -> None:
-    """`tensor` is on the device of the argument `owner`."""
+    """`tensor` is a tensor, on the device of the argument `owner`."""
+    if not isinstance(tensor, torch.Tensor):
+        raise DtypeError(f"{name} must be a tensor, got {describe(tensor)}")
     if tensor.device != device:
         raise InputError(f"{name} must be on {device}, the device of {owner}, got {tensor.device}")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from .arguments import checked_arguments
 from .calibration.file import read_calibration
 from .calibration.layer import LayerCalibration
 from .captures.keys import (
@@ -24,6 +25,7 @@ from .captures.keys import (
     lengths_for,
     select_keys,
 )
+from .devices import known_device
 from .errors import InputError
 from .files.cache_header import INTERLEAVED, CacheHeader
 from .files.outputs import check_outputs, folders_made, output_paths
@@ -119,6 +121,7 @@ class CachePlan:
         return BuiltCaches(caches, time.perf_counter() - started)
 
 
+@checked_arguments
 def build_cache(
     keys: str | Path,
     output: str | Path,
@@ -202,6 +205,7 @@ def build_cache(
     DtypeError
         (A `TypeError`.) Keys are not floating point, or lengths are not integers.
     """
+    device = known_device(device)
     plan = plan_caches(
         keys,
         output,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from .arguments import checked_arguments
 from .errors import InputError
 from .formats.nvfp4 import dequantize_nvfp4
 from .formats.scale_order import linear_pages
@@ -81,6 +82,7 @@ def _shared_records(key_cache: torch.Tensor, key_scales: torch.Tensor | None) ->
     )
 
 
+@checked_arguments
 def page_views(records: torch.Tensor, key_format: str) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``key_cache`` and ``key_scales`` as views of page records, copying nothing.
 
@@ -116,6 +118,7 @@ def page_views(records: torch.Tensor, key_format: str) -> tuple[torch.Tensor, to
     return codes, scales.view(torch.float8_e4m3fn)
 
 
+@checked_arguments
 def gather_keys(
     paged: PagedKeys, request: int, start: int = 0, stop: int | None = None
 ) -> torch.Tensor:

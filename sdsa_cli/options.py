@@ -232,21 +232,15 @@ def choose_device(name: str) -> str:
     """
     import torch
 
-    from sdsa_quant.errors import UnsupportedError
+    from sdsa_quant.devices import known_device
 
     stop_if_interrupted()  # an import as large as that of torch may have swallowed it
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise InputError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
-    if device.type == "cuda":
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= found:
-            raise UnsupportedError(f"--device {name}: this process sees {found} CUDA devices")
+        known_device(name)
+    except InputError:
+        raise InputError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
     return name
 
 

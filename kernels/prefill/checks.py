@@ -14,6 +14,7 @@ from sdsa_kernels.checks import (
     scale_bytes_of,
 )
 from sdsa_kernels.problem import MAX_CONTEXT
+from sdsa_quant.arguments import checked_argument
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import BF16, DIM, NVFP4, PACKED_DIM, PAGE, SCALES_PER_KEY
 
@@ -68,6 +69,7 @@ def check_threshold_select(
     candidates: torch.Tensor,
     max_context: int,
     top_k: int,
+    query_scales: torch.Tensor | None,
     arrivals: torch.Tensor | None,
     ranges: torch.Tensor | None,
 ) -> None:
@@ -91,6 +93,8 @@ def check_threshold_select(
     _require("thresholds", thresholds, torch.float32, (rows,), f"[{rows}]")
     _require("counters", counters, torch.int32, (rows, 2), f"[{rows}, 2]")
     _require_separate_rows("counters", counters, 2)
+    checked_argument("top_k", top_k, int)
+    checked_argument("max_context", max_context, int)
     if not 1 <= top_k <= MAX_TOP_K:
         raise InputError(f"must be 1 to {MAX_TOP_K}, got {top_k}", argument="top_k")
     room = min(block_table.shape[1] * PAGE, MAX_CONTEXT)
@@ -121,6 +125,7 @@ def check_threshold_select(
         thresholds=thresholds,
         counters=counters,
         candidates=candidates,
+        query_scales=query_scales,
         arrivals=arrivals,
         ranges=ranges,
     )
@@ -186,6 +191,7 @@ def check_sample(
         ("samples_per_run", samples_per_run, MAX_CONTEXT),
         ("pages_per_run", pages_per_run, _OFFSETS // PAGE),
     ):
+        checked_argument(name, number, int)
         if not 1 <= number <= most:
             raise InputError(f"must be 1 to {most}, got {number}", argument=name)
     _require_devices(

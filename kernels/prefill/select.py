@@ -122,6 +122,7 @@ def indexer_threshold_select(
         candidates,
         max_context,
         top_k,
+        query_scales,
         arrivals,
         ranges,
     )

@@ -12,6 +12,7 @@ from sdsa_kernels.checks import (
     require_shape,
 )
 from sdsa_kernels.problem import MAX_CONTEXT
+from sdsa_quant.arguments import checked_argument
 from sdsa_quant.errors import InputError
 
 from .problem import MAX_TOP_K, SelectProblem
@@ -79,6 +80,7 @@ def check_select_call(
             f"context_lengths, got {rows} rows",
             argument="scores",
         )
+    checked_argument("slots", slots, bool)
     check_outputs(top_keys, top_scores, rows)
     tensors = [("context_lengths", context_lengths), ("top_keys", top_keys)]
     if slots:

@@ -7,6 +7,7 @@ import torch
 from sdsa_kernels.checks import require_device, require_dtype, require_shape
 from sdsa_kernels.problem import MAX_CONTEXT
 from sdsa_kernels.scores import indexer_scores
+from sdsa_quant.arguments import checked_argument
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import PAGE
 
@@ -69,6 +70,8 @@ def indexer_top_k(
     require_shape("query", query, (None, None), "bfloat16 or uint8 [rows, n]")
     require_dtype("context_lengths", context_lengths, (torch.int32,), "int32 [groups]")
     rows = query.shape[0]
+    checked_argument("slots", slots, bool)
+    require_dtype("key_cache", key_cache, (torch.bfloat16, torch.uint8), "bfloat16 or uint8 pages")
     check_outputs(top_keys, top_scores, rows)
     require_device("top_keys", top_keys, query.device, "query")
     if slots and key_cache.shape[0] * PAGE > 2**31:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.errors import InputError
 
 from .top_k import top_k_indices
@@ -86,6 +87,7 @@ class RowAccuracy:
         return self.nonfinite_scores == 0 and self.nonfinite_baseline == 0
 
 
+@checked_arguments
 def row_accuracy(
     row: int,
     request: int,

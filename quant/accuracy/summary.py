@@ -9,6 +9,8 @@ from fractions import Fraction
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal
 
+from sdsa_quant.arguments import checked_argument
+
 if TYPE_CHECKING:  # reports are read back without torch
     from .metrics import RowAccuracy, TopKAccuracy
 
@@ -147,6 +149,10 @@ class Accuracy:
 
 def summarize_accuracy(rows: Sequence[RowAccuracy], top_k: Sequence[int]) -> Accuracy:
     """Summarize rows that `row_accuracy` measured for the same `top_k`."""
+    from .metrics import RowAccuracy  # with torch, which whoever has measured rows has too
+
+    rows = checked_argument("rows", rows, Sequence[RowAccuracy])
+    top_k = checked_argument("top_k", top_k, Sequence[int])
     invalid = [row for row in rows if not row.valid]
     empty = [row for row in rows if row.valid and row.length == 0]
     measured = _measured(rows)

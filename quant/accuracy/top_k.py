@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import torch
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.errors import DtypeError, InputError
 
 # Scores that are worked on at a time: bounds the workspace to about 10 bytes for each of them.
 _BLOCK_SCORES = 1 << 22
 
 
+@checked_arguments
 def top_k_indices(
     scores: torch.Tensor, k: int, lengths: torch.Tensor | None = None
 ) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.files.outputs import check_outputs
 from sdsa_quant.study.inputs import StudyInputs
 from sdsa_quant.study.layers import open_layers
@@ -14,6 +15,7 @@ from .layer import LayerCalibration, Moments
 from .requests import request_moments
 
 
+@checked_arguments
 def calibrate(
     keys: str | Path,
     queries: str | Path,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.errors import InputError
 from sdsa_quant.files.safetensors_reader import open_safetensors
 from sdsa_quant.files.safetensors_writer import HeaderEntry, StreamedFile
@@ -88,6 +89,7 @@ class Calibration:
         return Calibration(layers, self.sources + other.sources)
 
 
+@checked_arguments
 def write_calibration(path: str | Path, calibration: Calibration, *, force: bool = False) -> None:
     """Write a calibration file; it appears whole or not at all.
 
@@ -116,6 +118,7 @@ def _tensors(layers: Sequence[LayerCalibration]) -> Iterator[tuple[str, torch.Te
         yield f"{layer.name}.counts", torch.tensor([layer.keys, layer.rows])
 
 
+@checked_arguments
 def read_calibration(path: str | Path) -> Calibration:
     """Read a calibration file.
 

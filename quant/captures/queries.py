@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.errors import DtypeError, Hint, InputError
 from sdsa_quant.files.safetensors_reader import header_metadata
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, open_tensors
@@ -28,6 +29,7 @@ class Queries:
     rows_per_group: int | None
 
 
+@checked_arguments
 def read_queries(path: str | Path, name: str | None = None) -> Queries:
     """Read query rows ``[rows, 128]`` or ``[groups, rows_per_group, 128]``, rounded to BF16.
 

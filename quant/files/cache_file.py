@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.errors import CacheFormatError, CheckFailedError, InputError
 from sdsa_quant.formats import e4m3
 from sdsa_quant.formats.scale_order import (
@@ -117,6 +118,7 @@ class CacheWriter(StreamedFile):
         too large for int32, or `key_mean` does not go with the header.
     """
 
+    @checked_arguments
     def __init__(
         self,
         path: str | Path,
@@ -147,6 +149,7 @@ class CacheWriter(StreamedFile):
             path, tensors, header.metadata(), known, parts=self.pages, noun="pages", force=force
         )
 
+    @checked_arguments
     def write_pages(
         self, first_page: int, key_cache: torch.Tensor, key_scales: torch.Tensor | None
     ) -> None:
@@ -270,6 +273,7 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if tensor.data_ptr() % KEY_ALIGNMENT_BYTES else tensor
 
 
+@checked_arguments
 def open_cache(path: str | Path) -> CacheFile:
     """Open a cache file and check its header, sizes and dtypes; pages are not read.
 
@@ -307,6 +311,7 @@ def _sizes(
     return pages, requests, blocks
 
 
+@checked_arguments
 def validate_cache(cache: CacheFile) -> None:
     """Read a cache's tables and scales and check that every one can be scored.
 

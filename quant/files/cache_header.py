@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sdsa_quant.arguments import check_fields
 from sdsa_quant.errors import InputError
 from sdsa_quant.formats.nvfp4 import AMAX_OVER_6, COVARIANCE, FOUR_OVER_SIX
 from sdsa_quant.formats.nvfp4 import RULES as SCALE_RULES
@@ -59,6 +60,7 @@ class CacheHeader:
     calibration: str = NONE  # of the rule covariance: the digest of its statistics
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _require_choice("format", self.format, FORMATS)
         _require_choice("layout", self.layout, LAYOUTS)
         _require_choice("scale_order", self.scale_order, SCALE_ORDERS)

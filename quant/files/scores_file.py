@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import MAX_ROWS
 
@@ -75,6 +76,7 @@ class ScoresWriter(StreamedFile):
         The file exists and `force` is false, or its folder cannot be written.
     """
 
+    @checked_arguments
     def __init__(
         self,
         path: str | Path,
@@ -93,6 +95,7 @@ class ScoresWriter(StreamedFile):
         known = {"context_lengths": context_lengths.cpu(), "requests": requests.cpu()}
         super().__init__(path, tensors, metadata, known, parts=rows, noun="rows", force=force)
 
+    @checked_arguments
     def write_rows(self, first_row: int, scores: torch.Tensor, top_k_indices: torch.Tensor) -> None:
         """Write consecutive rows; every row of the file exactly once.
 
@@ -151,6 +154,7 @@ class ScoresFile:
         return self.shape.rows // self.shape.groups if self.shape.groups else 0
 
 
+@checked_arguments
 def open_scores(path: str | Path) -> ScoresFile:
     """Open a scores file and check its header, dtypes and shapes; scores are not read.
 

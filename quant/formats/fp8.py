@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.errors import DtypeError, InputError
 from sdsa_quant.layout import E4M3_MAX
 
@@ -15,6 +16,7 @@ from . import e4m3
 from .blocks import passes, require_block_values
 
 
+@checked_arguments
 def quantize_fp8(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``codes, scales`` of `values`, one scale for each vector along the last dimension.
 
@@ -61,6 +63,7 @@ def _quantize_vectors(vectors: torch.Tensor, codes: torch.Tensor, scales: torch.
     codes.copy_((vectors / divisors).clamp_(-E4M3_MAX, E4M3_MAX))
 
 
+@checked_arguments
 def dequantize_fp8(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """``code * scale`` in float32 ``[..., n]``, rounded once.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.errors import DtypeError, InputError
 
 from . import e2m1
@@ -25,6 +26,7 @@ _LARGEST_BIASED_EXPONENT = 254  # of a float32, and twice its bias
 _SMALLEST_SCALE_BITS = 0x00400000  # 2^-127, a float32 subnormal
 
 
+@checked_arguments
 def quantize_mxfp4(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``codes, scales`` of `values`, bit for bit as the module's docstring says.
 
@@ -71,6 +73,7 @@ def _quantize_blocks(
     e2m1.pack_in_place(e2m1.encode_in_place(scaled, rest), codes)
 
 
+@checked_arguments
 def dequantize_mxfp4(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """``code * scale`` as float32 ``[..., n]``, exact.
 

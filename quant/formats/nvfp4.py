@@ -22,6 +22,7 @@ from functools import partial
 
 import torch
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.errors import DtypeError, InputError
 from sdsa_quant.layout import BLOCK, DIM, E2M1_MAX, E4M3_MAX
 
@@ -56,6 +57,7 @@ _BITS: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
 }
 
 
+@checked_arguments
 def quantize_nvfp4(
     values: torch.Tensor,
     *,
@@ -249,6 +251,7 @@ def e4m3_scales(amax: torch.Tensor, largest_code: float = E2M1_MAX) -> torch.Ten
     return (amax / divisor).clamp_(max=E4M3_MAX).to(torch.float8_e4m3fn)
 
 
+@checked_arguments
 def dequantize_nvfp4(
     codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:

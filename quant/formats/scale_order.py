@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.errors import DtypeError, InputError
 from sdsa_quant.layout import PAGE, SCALES_PER_KEY
 
@@ -27,6 +28,7 @@ def tiled_bytes(rows: int, columns: int) -> int:
     return _padded(rows, TILE_ROWS) * _padded(columns, TILE_COLUMNS)
 
 
+@checked_arguments
 def linear_to_128x4(scales: torch.Tensor) -> torch.Tensor:
     """Reorder ``[rows, columns]`` scales of one byte each to the 128x4 order.
 
@@ -60,6 +62,7 @@ def linear_to_128x4(scales: torch.Tensor) -> torch.Tensor:
     return tiles.permute(0, 3, 2, 1, 4).reshape(-1).view(scales.dtype)
 
 
+@checked_arguments
 def linear_from_128x4(tiled: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """Undo `linear_to_128x4`: 1-D of `tiled_bytes` elements to ``[rows, columns]``.
 

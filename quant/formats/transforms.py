@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from sdsa_quant.arguments import check_fields, checked_arguments
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import DIM, E4M3_MAX
 
@@ -36,6 +37,7 @@ _GAINED_MAX = 4 * E4M3_MAX
 _LARGEST_EXPONENT = 40  # of a gain, either sign: BF16 and FP32 hold gained keys without loss
 
 
+@checked_arguments
 def hadamard(values: torch.Tensor) -> torch.Tensor:
     """``R x`` along the last dimension: 128-point, orthonormal, symmetric, its own inverse.
 
@@ -107,12 +109,15 @@ class TransformChoice:
     center: str = NONE
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, value, choices in (
             ("rotate", self.rotate, ROTATIONS),
             ("center", self.center, CENTERS),
         ):
             if value not in choices:
-                raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+                raise InputError(
+                    f"must be one of {', '.join(choices)}, got {value!r}", argument=name
+                )
         parse_gain(self.gain)
 
     @property
@@ -163,8 +168,9 @@ def require_gain(factor: float, found: str) -> None:
     mantissa, exponent = math.frexp(factor)
     if mantissa != 0.5 or abs(exponent - 1) > _LARGEST_EXPONENT:
         raise InputError(
-            f"gain must be none, auto or a power of two from 2^-{_LARGEST_EXPONENT} to "
-            f"2^{_LARGEST_EXPONENT}, got {found}"
+            f"must be none, auto or a power of two from 2^-{_LARGEST_EXPONENT} to "
+            f"2^{_LARGEST_EXPONENT}, got {found}",
+            argument="gain",
         )
 
 

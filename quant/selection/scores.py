@@ -15,9 +15,11 @@ from __future__ import annotations
 import torch
 
 from sdsa_quant.accuracy.top_k import top_k_indices
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.errors import InputError
 
 
+@checked_arguments
 def relu_sum_scores(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -65,6 +67,7 @@ def relu_sum_scores(
     return total
 
 
+@checked_arguments
 def block_max_scores(
     query: torch.Tensor, keys: torch.Tensor, lengths: torch.Tensor, *, block: int
 ) -> torch.Tensor:
@@ -109,6 +112,7 @@ def block_max_scores(
     return scores
 
 
+@checked_arguments
 def select_blocks(
     scores: torch.Tensor, k: int, lengths: torch.Tensor, *, block: int, local: int = 0
 ) -> torch.Tensor:

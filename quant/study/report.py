@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.environment import Environment
 from sdsa_quant.errors import InputError
 from sdsa_quant.files.text import read_json
@@ -159,6 +160,7 @@ class StudyReport:
         return report
 
     @classmethod
+    @checked_arguments
     def read(cls, path: str | Path) -> StudyReport:
         """The report in a file, or in the ``report.json`` of a folder.
 

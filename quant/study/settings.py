@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sdsa_quant.arguments import check_fields
 from sdsa_quant.errors import InputError
 from sdsa_quant.formats.key_formats import KeyFormat, key_format
 from sdsa_quant.formats.transforms import TransformChoice
@@ -44,9 +45,10 @@ class StudySettings:
     softmax_scale: float = DEFAULT_SOFTMAX_SCALE
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, items in (("formats", self.formats), ("transforms", self.transforms)):
             if not items or len(set(items)) != len(items):
-                raise InputError(f"must be given, each once, got {items}", argument=name)
+                raise InputError(f"must be given, each once, got {list(items)}", argument=name)
         for name in self.formats:
             key_format(name)
         if (
@@ -54,7 +56,9 @@ class StudySettings:
             or any(k < 1 for k in self.top_k)
             or len(set(self.top_k)) < len(self.top_k)
         ):
-            raise InputError(f"must be distinct numbers from 1, got {self.top_k}", argument="top_k")
+            raise InputError(
+                f"must be distinct numbers from 1, got {list(self.top_k)}", argument="top_k"
+            )
         if not (self.softmax_scale > 0 and math.isfinite(self.softmax_scale)):
             raise InputError(
                 f"must be positive and finite, got {self.softmax_scale}", argument="softmax_scale"
@@ -77,7 +81,16 @@ class StudySettings:
 def transform_choices(
     rotations: Sequence[str], gains: Sequence[str], centers: Sequence[str]
 ) -> tuple[TransformChoice, ...]:
-    """Every combination of the values given, the first of each first."""
+    """Every combination of the values given, the first of each first.
+
+    Raises
+    ------
+    InputError
+        One of them is empty, has a value twice, or a value is unknown.
+    """
+    for name, values in (("rotate", rotations), ("gain", gains), ("center", centers)):
+        if not values or len(set(values)) < len(values):
+            raise InputError(f"must be given, each once, got {list(values)}", argument=name)
     return tuple(
         TransformChoice(rotate, gain, center)
         for center, rotate, gain in itertools.product(centers, rotations, gains)

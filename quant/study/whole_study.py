@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 
 from sdsa_quant.accuracy.blocks import FIRST_EXPONENT
+from sdsa_quant.arguments import checked_arguments
+from sdsa_quant.devices import known_device
 from sdsa_quant.environment import describe_environment
 from sdsa_quant.errors import Hint, InputError, SdsaError
 from sdsa_quant.files.atomic_file import write_text
@@ -42,6 +44,7 @@ _MOST_WORKERS = 8  # unless asked for more: each takes a few hundred MB
 Progress = Callable[[int, int], None]  # work done and all work, in units of its own
 
 
+@checked_arguments
 def run(
     keys: str | Path,
     queries: str | Path,
@@ -63,7 +66,7 @@ def run(
     center: Sequence[str] = (NONE,),
     top_k: Sequence[int] = DEFAULT_TOP_K,
     softmax_scale: float = DEFAULT_SOFTMAX_SCALE,
-    device: str = "cpu",
+    device: torch.device | str = "cpu",
     workers: int | None = 1,
     force: bool = False,
     progress: Progress | None = None,
@@ -110,7 +113,7 @@ def run(
         A calibration file of another capture, whose mean keys and covariances the covariance
         formats are to use instead of those of the other requests.
     formats : sequence of str
-        Names from ``bf16``, ``nvfp4``, ``nvfp4-mixed``, ``nvfp4-4over6``, ``nvfp4-search``,
+        One or several of ``bf16``, ``nvfp4``, ``nvfp4-mixed``, ``nvfp4-4over6``, ``nvfp4-search``,
         ``nvfp4-search-mixed``, ``nvfp4-covariance``, ``nvfp4-covariance-mixed``, ``mxfp4`` and
         ``fp8``. With a covariance format among them every request is measured with the mean key and
         the covariances of the layer's other requests, or with those of `calibration`.
@@ -121,7 +124,7 @@ def run(
         Numbers of keys that an indexer selects.
     softmax_scale : float
         What a score is multiplied by before the softmax of mass@k.
-    device : str
+    device : torch.device or str
         ``cpu``, ``cuda`` or ``cuda:N``; under ``torchrun``, ``cuda`` is the rank's own device.
     workers : int or None
         Processes of this rank; None for one for each core up to 8, or one under ``torchrun`` and
@@ -146,7 +149,7 @@ def run(
     ------
     ValueError
         An input or an argument is not what it must be, or there is a report already and `force` is
-        false.
+        false. The error names what is wrong.
     SdsaError
         A worker or another rank failed.
     """
@@ -166,14 +169,14 @@ def run(
         calibration=None if calibration is None else Path(calibration),
     )
     settings = StudySettings(
-        formats=_names(formats),
-        transforms=transform_choices(_names(rotate), _names(gain), _names(center)),
+        formats=tuple(formats),
+        transforms=transform_choices(rotate, gain, center),
         top_k=tuple(top_k),
         softmax_scale=softmax_scale,
     )
     if workers is not None and workers < 1:
         raise InputError(f"must be at least 1, got {workers}", argument="workers")
-    device = _device_of_rank(device)
+    device = _device_of_rank(str(device))
     study = open_study(inputs, settings, Path(output) / WORK_FOLDER, device)
     path = Path(output) / REPORT_NAME
     # A run that ended between its report and the pages made of it goes on as any other.
@@ -203,13 +206,9 @@ def run(
     return StudyReport.read(path)  # what the file holds, in every rank
 
 
-def _names(given: Sequence[str]) -> tuple[str, ...]:
-    """The names given; a name alone stands for itself."""
-    return (given,) if isinstance(given, str) else tuple(given)
-
-
 def _device_of_rank(device: str) -> str:
     """``cuda`` under torchrun is a device by the process's own number on its machine."""
+    known_device(device)
     rank = local_rank() if device == "cuda" else None
     return device if rank is None else f"cuda:{rank % torch.cuda.device_count()}"
 

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import typer
+import typer.main
+from typer.core import TyperArgument, TyperGroup, TyperOption
 from typer.testing import CliRunner
 
 import sdsa_quant
 from sdsa_cli import __version__
-from sdsa_cli.app import SdsaGroup
+from sdsa_cli.app import SdsaGroup, app
 from sdsa_quant.errors import (
     CacheFormatError,
     CheckFailedError,
@@ -230,3 +232,18 @@ def test_completion_offers_commands_and_choices(sdsa_process: Run, shell: str) -
 
     assert "quantize-cache" in complete("sdsa quant")
     assert "nvfp4" in complete("sdsa quantize-cache --format nv")
+
+
+@pytest.mark.parametrize("command", [command.name for command in app.registered_commands])
+def test_nothing_on_a_command_line_is_empty(command: str, sdsa: Run, tmp_path: Path) -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    for param in group.commands[command].params:
+        if isinstance(param, TyperArgument):
+            sdsa(command, "").fails_with(2, "an argument must not be empty, got ''")
+        elif isinstance(param, TyperOption) and not param.is_flag:
+            for name in param.opts:
+                wanted = f"{name} must not be empty, got ''"
+                sdsa(command, "x", "y", name, "").fails_with(2, wanted)
+                if name.startswith("--"):
+                    sdsa(command, "x", "y", f"{name}=").fails_with(2, wanted)

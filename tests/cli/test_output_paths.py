@@ -89,7 +89,7 @@ def test_study_keeps_its_inputs(sdsa: Run, index: Path, name: str) -> None:
     ("arguments", "message"),
     [
         (("quantize-cache", "k", "-o", "-"), "-o -: cannot be written to stdout"),
-        (("quantize-cache", "k", "-o", ""), "-o must name a file"),
+        (("quantize-cache", "k", "-o", ""), "-o must not be empty"),
         (("score", "k", "--queries", "k", "-o", "-"), "-o -: cannot be written to stdout"),
         (("study", "k", "k", "-o", "-"), "-o -: cannot be written to stdout"),
         (("score", "k", "--queries", "k", "-o", "new/"), "-o new/: must name a file"),
