@@ -145,13 +145,12 @@ def quantize_cache(
         if fitted.mean is not None:
             fitted = replace(fitted, mean=calibration.key_mean.float().to(device))
     header = header.with_transform(fitted)
-    rows = keys.rows()
     statistics = BlockStatistics()
     with CacheWriter(
         path, header, keys.context_lengths, force=force, key_mean=fitted.mean
     ) as writer:
         for chunk in _chunks(keys.context_lengths, chunk_pages):
-            captured = _chunk_rows(rows, keys.starts, chunk).to(device)
+            captured = _chunk_rows(keys, chunk).to(device)
             values = fitted.apply_keys(captured)
             try:
                 codes, scales = _convert(values, header, nonfinite, statistics, quantize)
@@ -205,10 +204,9 @@ def _chunks(context_lengths: Sequence[int], chunk_pages: int) -> Iterator[list[_
         yield chunk
 
 
-def _chunk_rows(
-    rows: torch.Tensor, starts: Sequence[int], chunk: Sequence[_Segment]
-) -> torch.Tensor:
-    """Keys ``[n, 128]`` of a chunk; a view where they lie side by side in the file."""
+def _chunk_rows(keys: CapturedKeys, chunk: Sequence[_Segment]) -> torch.Tensor:
+    """Keys ``[n, 128]`` of a chunk, in one read where they lie side by side in the file."""
+    starts = keys.starts
     ranges: list[tuple[int, int]] = []
     for segment in chunk:
         begin, end = starts[segment.request] + segment.start, starts[segment.request] + segment.stop
@@ -216,7 +214,7 @@ def _chunk_rows(
             ranges[-1] = (ranges[-1][0], end)
         else:
             ranges.append((begin, end))
-    parts = [rows[begin:end] for begin, end in ranges]
+    parts = [keys.rows(begin, end) for begin, end in ranges]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -225,7 +223,7 @@ def _finite_keys(
 ) -> Iterator[torch.Tensor]:
     """The keys a chunk at a time, for a transform that depends on all of them."""
     for chunk in _chunks(keys.context_lengths, chunk_pages):
-        values = _chunk_rows(keys.rows(), keys.starts, chunk).to(device)
+        values = _chunk_rows(keys, chunk).to(device)
         if not bool(values.isfinite().all()):
             raise _nonfinite_error(keys, chunk, values, NVFP4)
         yield values

@@ -15,6 +15,7 @@ from sdsa_quant.accuracy.baseline import KeyReader
 from sdsa_quant.errors import InputError
 from sdsa_quant.files.cache_file import CacheFile, open_cache, validate_cache
 from sdsa_quant.files.cache_header import FORMAT as CACHE_FORMAT
+from sdsa_quant.files.safetensors_reader import header_metadata
 from sdsa_quant.files.tensor_source import TensorSource, open_tensors
 from sdsa_quant.layout import BF16
 from sdsa_quant.paging import gather_keys
@@ -58,7 +59,7 @@ def open_baseline(path: str | Path, cache: CacheFile, key_name: str | None = Non
     """
     path = Path(path)
     source = open_tensors(path)
-    if source.metadata.get("format") == CACHE_FORMAT:
+    if header_metadata(path).get("format") == CACHE_FORMAT:
         if key_name is not None:
             raise InputError(
                 "must be left out: the baseline is a cache, which has no tensor to choose",

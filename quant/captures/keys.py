@@ -58,9 +58,15 @@ class CapturedKeys:
     def name(self) -> str:
         return self.tensor.name
 
-    def rows(self) -> torch.Tensor:
-        """The whole tensor as ``[rows, 128]`` in its own dtype, a view of the mapped file."""
-        return self.source.read(self.name).view(-1, DIM)
+    def rows(self, begin: int, end: int) -> torch.Tensor:
+        """Rows of the tensor seen as ``[rows, 128]``, in its own dtype, read from the file.
+
+        Raises
+        ------
+        ValueError
+            The file has changed since it was opened, or cannot be read.
+        """
+        return self.source.read_rows(self.name, begin, end, DIM)
 
     def read(self, request: int, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Keys ``start`` to ``stop`` of one request: ``[n, 128]`` in the tensor's own dtype.
@@ -75,7 +81,7 @@ class CapturedKeys:
         if not 0 <= start <= stop <= length:
             raise InputError(f"keys must lie within 0 to {length}, got {start} to {stop}")
         first = self.starts[request]
-        return self.rows()[first + start : first + stop]
+        return self.rows(first + start, first + stop)
 
 
 def select_keys(source: TensorSource, pattern: str | None = None) -> list[StoredTensor]:

@@ -13,15 +13,16 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from sdsa_quant.errors import InputError
 
 from .names import natural_order
-from .safetensors_reader import open_safetensors
+from .safetensors_reader import TensorFile, open_safetensors
 from .text import read_json
+
+if TYPE_CHECKING:
+    import torch
 
 INDEX_SUFFIX = ".safetensors.index.json"
 _DTYPE_BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64}
@@ -67,7 +68,9 @@ class TensorSource:
         The open file of each path that a tensor is in.
     """
 
-    def __init__(self, path: Path, tensors: Iterable[StoredTensor], files: dict[Path, Any]) -> None:
+    def __init__(
+        self, path: Path, tensors: Iterable[StoredTensor], files: dict[Path, TensorFile]
+    ) -> None:
         self.path = path
         ordered = sorted(tensors, key=lambda tensor: natural_order(tensor.name))
         self._tensors = {tensor.name: tensor for tensor in ordered}
@@ -100,14 +103,28 @@ class TensorSource:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Header metadata of all files together."""
-        merged: dict[str, str] = {}
-        for file in self._files.values():
-            merged.update(file.metadata() or {})
-        return merged
+        """Header metadata of the file; of several files under ``file:field``, each its own."""
+        if len(self._files) == 1:
+            return next(iter(self._files.values())).metadata()
+        return {
+            f"{_stem(path)}:{field}": value
+            for path, file in self._files.items()
+            for field, value in file.metadata().items()
+        }
+
+    def read_rows(self, name: str, start: int, stop: int, width: int) -> torch.Tensor:
+        """Rows ``start`` to ``stop`` of a tensor seen as ``[rows, width]``, read from the file.
+
+        Raises
+        ------
+        ValueError
+            The file has changed since it was opened, or cannot be read.
+        """
+        stored = self[name]
+        return self._files[stored.path].read_rows(stored.name_in_file, start, stop, width)
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor as a view of its mapped file; nothing is copied."""
+        """A tensor as a view of its mapped file, or a copy if it is small."""
         stored = self[name]
         return self._files[stored.path].get_tensor(stored.name_in_file)
 
@@ -186,8 +203,13 @@ def _merge_files(path: Path, paths: list[Path]) -> TensorSource:
     return TensorSource(path, tensors, files)
 
 
+def _stem(path: Path) -> str:
+    """A file's name as it precedes names in it."""
+    return path.name.removesuffix(_SUFFIX)
+
+
 def _with_file_name(tensor: StoredTensor) -> StoredTensor:
-    prefix = f"{tensor.path.name.removesuffix(_SUFFIX)}:"
+    prefix = f"{_stem(tensor.path)}:"
     return replace(tensor, name=prefix + tensor.name, prefix=prefix)
 
 
@@ -229,9 +251,9 @@ def _read_index(index: Path) -> dict[str, str]:
     return file_names
 
 
-def _stored_tensors(path: Path, file: Any) -> list[StoredTensor]:
+def _stored_tensors(path: Path, file: TensorFile) -> list[StoredTensor]:
     stored = []
     for name in file.keys():  # noqa: SIM118
-        part = file.get_slice(name)
-        stored.append(StoredTensor(name, part.get_dtype(), tuple(part.get_shape()), path))
+        entry = file.entry(name)
+        stored.append(StoredTensor(name, entry.dtype, entry.shape, path))
     return stored

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from sdsa_quant.errors import CacheFormatError, CheckFailedError, InputError
+from sdsa_quant.files import safetensors_reader
 from sdsa_quant.files.cache_file import (
     CacheFile,
     CacheWriter,
@@ -121,7 +122,10 @@ def test_tiled_scales_can_stay_as_they_are_stored(
     assert torch.equal(scales.view(torch.uint8), stored)
 
 
-def test_keys_are_mapped_not_copied(tmp_path: Path, generator: torch.Generator) -> None:
+def test_keys_are_mapped_not_copied(
+    tmp_path: Path, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safetensors_reader, "MAPPED_BYTES", 1)
     path = tmp_path / "cache.safetensors"
     write(path, CacheHeader("nvfp4"), generator)
     paged = open_cache(path).paged_keys()

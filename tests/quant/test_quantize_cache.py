@@ -157,7 +157,7 @@ def test_dtypes_of_the_same_keys_give_the_same_bytes(
     digests = set()
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         captured = capture(tmp_path, keys.to(dtype))
-        assert torch.equal(captured.rows().bfloat16(), keys)
+        assert torch.equal(captured.read(0).bfloat16(), keys)
         write(tmp_path, captured, force=True)
         digests.add(hashlib.sha256((tmp_path / "cache.safetensors").read_bytes()).digest())
     assert len(digests) == 1
@@ -239,7 +239,7 @@ def test_the_input_is_left_as_it_is(tmp_path: Path, generator: torch.Generator) 
     before = captured.source.path.read_bytes()
     write(tmp_path, captured)
     assert captured.source.path.read_bytes() == before
-    assert torch.equal(captured.rows().view(torch.int16), keys.view(torch.int16))
+    assert torch.equal(captured.read(0).view(torch.int16), keys.view(torch.int16))
 
 
 @pytest.mark.gpu

@@ -244,3 +244,17 @@ def test_an_index_may_not_name_a_file_with_a_null(tmp_path: Path) -> None:
     index = save_index(tmp_path / "m.safetensors.index.json", {"x": "x\0y"})
     with pytest.raises(InputError, match="must lie in a file beside the index"):
         open_tensors(index)
+
+
+def test_what_one_file_says_is_said_of_that_file(tmp_path: Path) -> None:
+    for layer in (2, 10):
+        said = {"layer": str(layer), "model": "m"}
+        save_file({"keys": tensor(layer)}, tmp_path / f"l{layer}.safetensors", said)
+    save_file({"other": tensor(0)}, tmp_path / "plain.safetensors")
+    assert open_tensors(tmp_path).metadata == {
+        "l2:layer": "2",
+        "l2:model": "m",
+        "l10:layer": "10",
+        "l10:model": "m",
+    }
+    assert open_tensors(tmp_path / "l2.safetensors").metadata == {"layer": "2", "model": "m"}
