@@ -19,7 +19,7 @@ def file_output(option: str, text: str) -> Path:
     """
     require_name(option, text)
     if text.endswith(os.sep):
-        raise InputError(f"{option} {text}: must name a file, it names a folder")
+        raise InputError(f"{option} {text}: must name a file, not a folder")
     return Path(text)
 
 

@@ -43,7 +43,7 @@ def reason_unsupported(problem: ScoreProblem) -> str | None:
     found = capability(device_index(problem.device))
     if found not in ARCHITECTURES:
         names = ", ".join(f"SM{major}{minor}" for major, minor in ARCHITECTURES)
-        return f"it has kernels for {names}, this is an SM{found[0]}{found[1]}"
+        return f"it has kernels for {names}, and this is an SM{found[0]}{found[1]}"
     if problem.groups * (problem.max_context // PAGE + 1) > _MAX_PAGES:
         return f"{problem.groups} groups of up to {problem.max_context} keys are too many for it"
     reason = _reason_against_dsl(package_version(DISTRIBUTION))

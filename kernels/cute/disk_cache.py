@@ -120,7 +120,7 @@ def write_entry(path: Path, kernel: CompiledKernel) -> None:
 def _warn_of_no_folder() -> None:
     """Say, once, that there is no home folder to keep compiled kernels in."""
     warnings.warn(
-        f"compiled kernels cannot be kept, there is no home folder: every process compiles its "
+        f"compiled kernels cannot be kept, as there is no home folder: every process compiles its "
         f"own; set {CACHE_VARIABLE} to a folder that can be written",
         stacklevel=3,
     )

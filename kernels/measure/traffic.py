@@ -7,7 +7,7 @@ Per call, with ``pages(g) = ceil(min(length(g), max_context) / 64)``:
     score bytes = sum over groups of length(g) * rows_per_group * 4
 
 A page counts once per group that reads it: requests shared between groups may be served by the L2
-cache, which this model leaves out. Tables and lengths are left out too, they are 4 bytes a page.
+cache, which this model leaves out. Tables and lengths are left out too: they are 4 bytes a page.
 """
 
 from __future__ import annotations

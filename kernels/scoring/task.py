@@ -174,10 +174,10 @@ def make_task(
                 argument="requests",
             )
     if query_format == NVFP4 and paged.format != NVFP4:
-        raise InputError("NVFP4 query rows go with NVFP4 keys only, the cache holds BF16 keys")
+        raise InputError("NVFP4 query rows go with NVFP4 keys only, and the cache holds BF16 keys")
     if not bool(query.isfinite().all()):
         row = int((~query.isfinite()).any(dim=1).nonzero()[0])
-        raise InputError(f"query rows must be finite, row {row} is not", source=query_name)
+        raise InputError(f"query rows must be finite, but row {row} is not", source=query_name)
     unquantized = query.to(device)
     transform = transform.to(device)
     transformed, query_scales, loss = transform.apply_query(unquantized), None, None

@@ -71,7 +71,7 @@ def _compare_group(
             row, key = (int(i) for i in wrong.nonzero()[0])
             raise CheckFailedError(
                 f"group {group}, row {row}, key {first * PAGE + key}: score {part[row, key]:.9g} "
-                f"is off by {error[row, key]:.3g}, float32 allows {bound[row, key]:.3g}"
+                f"is off by {error[row, key]:.3g}; float32 allows {bound[row, key]:.3g}"
             )
         largest = max(largest, float(error.max()))
     return largest

@@ -69,7 +69,7 @@ def synthetic_problems(
     if needed > free:
         raise UnsupportedError(
             f"a shape of {len(shape.lengths)} groups needs {needed:,} bytes for {rotations} "
-            f"rotations and scores, {device} has {free:,} bytes free"
+            f"rotations and scores; {device} has {free:,} bytes free"
         )
     generator = torch.Generator(device).manual_seed(seed)
     buffer = torch.empty((pages, record), dtype=torch.uint8, device=device)

@@ -93,7 +93,7 @@ def describe_other_source(cache: CacheFile, baseline: Baseline) -> str | None:
     for what, mine, other in pairs:
         if mine and other and mine != other:
             return (
-                f"{cache.path} was made from {what} {mine}, the baseline is {other}: "
+                f"{cache.path} was made from {what} {mine}, but the baseline is {other}: "
                 f"unless they hold the same keys, the accuracy means nothing"
             )
     return None
@@ -114,11 +114,11 @@ def _cache_baseline(path: Path, cache: CacheFile) -> Baseline:
     if other.header.format != BF16:
         raise InputError(
             f"{path}: the baseline must be unquantized keys or a bf16 cache, "
-            f"it is a cache of {other.header.format} keys"
+            f"but is a cache of {other.header.format} keys"
         )
     if other.header.is_transformed:
         raise InputError(
-            f"{path}: the baseline must be the keys as they were captured, it is a cache of "
+            f"{path}: the baseline must be the keys as they were captured, but is a cache of "
             f"transformed keys (header fields rotate, gain, center)"
         )
     validate_cache(other)

@@ -88,7 +88,7 @@ def rule_of(metadata: Mapping[str, str], source: object) -> SelectionRule:
     """
     for name in _FIELDS:
         if name not in metadata:
-            raise InputError(f"header field {name} is missing, as captures have it", source=source)
+            raise InputError(f"header field {name} is missing, which captures have", source=source)
     numbers = {name: whole_number(metadata[name]) for name in ("heads", "local", "pool")}
     kind, *sizes = metadata["select"].split(":")
     counts = [whole_number(size) for size in sizes]

@@ -80,7 +80,7 @@ class AtomicFile:
         except OSError as error:
             raise InputError(f"{self._name}: cannot be written: {error.strerror}") from error
         if not stat.S_ISREG(mode):
-            raise InputError(f"{self._name}: must be a regular file to be replaced, it is not")
+            raise InputError(f"{self._name}: must be a regular file to be replaced, but is not")
         if not self._force:
             raise InputError("exists already", source=self._name, hint=OVERWRITE)
         self._mode = stat.S_IMODE(mode)

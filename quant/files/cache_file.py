@@ -343,7 +343,7 @@ def validate_cache(cache: CacheFile) -> None:
         )
     mean = cache.transform.mean
     if mean is not None and not bool(mean.isfinite().all()):
-        raise CheckFailedError(f"{cache.path}: key_mean must be finite, it is not")
+        raise CheckFailedError(f"{cache.path}: key_mean must be finite, but is not")
     scales = cache.paged_keys().key_scales
     if scales is None:
         return

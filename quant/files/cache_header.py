@@ -208,7 +208,7 @@ def _require_choice(name: str, value: str, choices: Sequence[str]) -> None:
 def _require_field(metadata: dict[str, str], name: str, choices: Sequence[str]) -> str:
     value = metadata.get(name)
     if value is None:
-        raise InputError(f"header field {name} is missing, it must be {' or '.join(choices)}")
+        raise InputError(f"header field {name} is missing; it must be {' or '.join(choices)}")
     if value not in choices:
         raise InputError(f"header field {name} must be {' or '.join(choices)}, got {value!r}")
     return value

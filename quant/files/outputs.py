@@ -89,7 +89,7 @@ def check_outputs(paths: Sequence[Path], inputs: Sequence[Path], *, force: bool)
         if targets[index] in targets[:index]:
             raise InputError(f"{path}: two outputs cannot go to the same file")
         if path.is_dir():
-            raise InputError(f"{path}: must be a file to write, it is a folder")
+            raise InputError(f"{path}: must be a file to write, but is a folder")
         if not path.exists():
             _check_folder(path)
             continue
@@ -114,7 +114,7 @@ def refuse_inputs(paths: Sequence[Path], inputs: Sequence[Path]) -> None:
 
 def _refuse_inputs(path: Path, sources: Sequence[Path]) -> None:
     if any(path.samefile(source) for source in sources):
-        raise InputError(f"{path}: is the input, it cannot be the output too")
+        raise InputError(f"{path}: is the input and cannot be the output too")
 
 
 def _files_of(inputs: Sequence[Path]) -> list[Path]:

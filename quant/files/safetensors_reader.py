@@ -221,11 +221,11 @@ def open_safetensors(path: str | Path) -> TensorFile:
     """
     path = Path(path)
     if path.is_dir():
-        raise InputError(f"{path}: must be a safetensors file, it is a folder")
+        raise InputError(f"{path}: must be a safetensors file, but is a folder")
     try:
         if path.exists() and not path.is_file():
             # Opening a pipe would wait for a writer, and no signal could end that.
-            raise InputError(f"{path}: must be a regular file, it is not")
+            raise InputError(f"{path}: must be a regular file, but is not")
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             size = int.from_bytes(file.read(8), "little")
@@ -405,4 +405,4 @@ def _require_present(
     for name in names:
         if name not in shapes:
             found = ", ".join(sorted(shapes)) or "none"
-            raise error(f"{path}: tensor {name} is missing, found {found}")
+            raise error(f"{path}: tensor {name} is missing; found {found}")

@@ -36,7 +36,7 @@ def read_text(path: Path) -> str:
     """
     try:
         if path.exists() and not path.is_file():
-            raise InputError(f"{path}: must be a regular file, it is not")
+            raise InputError(f"{path}: must be a regular file, but is not")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None

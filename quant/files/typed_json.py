@@ -173,13 +173,13 @@ def _check_schema(form: Any, data: Mapping[str, Any], source: object) -> None:
     wanted = " or ".join(get_args(form))
     if SCHEMA_FIELD not in data:
         raise InputError(
-            f"must be a {wanted} document, but has no field {SCHEMA_FIELD}: it is something else, "
+            f"must be an {wanted} document, but has no field {SCHEMA_FIELD}: it is something else, "
             f"or an earlier version wrote it and it has to be made again",
             source=source,
         )
     if data[SCHEMA_FIELD] not in get_args(form):
         raise InputError(
-            f"must be a {wanted} document, got {SCHEMA_FIELD} {_quoted(data[SCHEMA_FIELD])}",
+            f"must be an {wanted} document, got {SCHEMA_FIELD} {_quoted(data[SCHEMA_FIELD])}",
             source=source,
         )
 

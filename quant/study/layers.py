@@ -77,7 +77,7 @@ class StudyLayer:
         if not bool(query.isfinite().all()):
             index = int((~query.isfinite()).flatten(1).any(dim=1).nonzero()[0])
             raise InputError(
-                f"tensor {self.query_name} must be finite, row {rows[index]} is not",
+                f"tensor {self.query_name} must be finite, but row {rows[index]} is not",
                 source=self.queries.path,
             )
         return query
@@ -96,7 +96,7 @@ class StudyLayer:
         if not bool(weights.isfinite().all()):
             index = int((~weights.isfinite()).any(dim=1).nonzero()[0])
             raise InputError(
-                f"tensor {self.weights_name} must be finite, row {rows[index]} is not",
+                f"tensor {self.weights_name} must be finite, but row {rows[index]} is not",
                 source=self.queries.path,
             )
         return weights
@@ -114,7 +114,7 @@ class StudyLayer:
         if keys.numel() and not all(bool(each.isfinite()) for each in keys.aminmax()):
             index = int((~keys.isfinite()).any(dim=1).nonzero()[0])
             raise InputError(
-                f"tensor {self.name} must be finite, key {start + index} of request {request} "
+                f"tensor {self.name} must be finite, but key {start + index} of request {request} "
                 f"is not",
                 source=self.keys.tensor.path,
             )

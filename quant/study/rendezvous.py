@@ -158,7 +158,7 @@ class Meeting:
             return int(self.store.add(key, number))
         except RuntimeError as error:  # DistNetworkError, DistStoreError
             raise CheckFailedError(
-                f"the ranks cannot meet at {self.place.address} any more, the process that they "
+                f"the ranks cannot meet at {self.place.address} any more: the process that they "
                 f"meet at has ended: {_first_line(error)}"
             ) from None
 

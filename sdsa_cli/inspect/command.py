@@ -73,7 +73,7 @@ def inspect(
     if file_format == CACHE_FORMAT and page is not None:
         inspect_page(sink, path, page, key)
     elif page is not None:
-        raise InputError(f"{path}: --page needs a cache file, this is not one")
+        raise InputError(f"{path}: --page needs a cache file, and this is not one")
     elif file_format == CACHE_FORMAT:
         inspect_cache(sink, path)
     elif file_format == SCORES_FORMAT:

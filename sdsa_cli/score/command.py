@@ -302,5 +302,5 @@ def _require_finite(rows: Sequence[RowScores]) -> None:
         first = invalid[0]
         raise CheckFailedError(
             f"{len(invalid)} of {len(rows)} rows have a score or baseline score that is not "
-            f"finite, the first is row {first.row} of request {first.request}, {first.length} keys"
+            f"finite; the first is row {first.row} of request {first.request}, {first.length} keys"
         )

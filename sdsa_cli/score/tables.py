@@ -86,7 +86,7 @@ def query_loss_words(loss: QueryLoss, rows: int) -> str:
     """What NVFP4 lost of the query rows, and what would keep it."""
     return (
         f"NVFP4 loses more than {HIGH_QUERY_ERROR} of the norm of {loss.rows_lost:,} of "
-        f"{counted(rows, 'query row')}, the first is row {loss.first_lost}: "
+        f"{counted(rows, 'query row')} (the first is row {loss.first_lost}): "
         f"{percent(loss.share(loss.flushed))} of their blocks flushed to zero, "
         f"{percent(loss.share(loss.saturated))} saturated; --query-format bf16 keeps them, and so "
         f"do rows multiplied by a power of two, which changes no ranking"

@@ -182,8 +182,8 @@ def compare(
     if beyond:
         largest = beyond[0]
         raise CheckFailedError(
-            f"{len(beyond)} of {len(changes)} changes are beyond the tolerance of {tolerance:g}, "
-            f"the largest: {largest.measure} with {largest.setting} in "
+            f"{len(beyond)} of {len(changes)} changes are beyond the tolerance of {tolerance:g}; "
+            f"the largest is {largest.measure} with {largest.setting} in "
             f"{largest.layer or 'all layers'}, {_shown(largest, largest.before)} to "
             f"{_shown(largest, largest.after)}"
         )
@@ -196,7 +196,7 @@ def _refuse_inputs(report_file: Path | None, studies: tuple[Path, ...]) -> None:
     if report_file is None or not report_file.exists():
         return
     if any(each.exists() and report_file.samefile(each) for each in inputs):
-        raise InputError(f"{report_file}: is the input, it cannot be the output too")
+        raise InputError(f"{report_file}: is the input and cannot be the output too")
 
 
 def _unmeasured(before: StudyReport, after: StudyReport) -> list[int]:

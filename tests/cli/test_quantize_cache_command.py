@@ -440,7 +440,7 @@ def test_the_input_is_never_the_output(sdsa: Run, save_keys: SaveKeys, tmp_path:
     (tmp_path / "link").symlink_to(keys)
     for output in (keys, tmp_path / "link"):
         answer = sdsa("quantize-cache", keys, "-o", output, "--force")
-        answer.fails_with(2, "is the input, it cannot be the output too")
+        answer.fails_with(2, "is the input and cannot be the output too")
     assert keys.read_bytes() == before
 
 

@@ -382,7 +382,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(files: Files, options: str, messa
         (torch.zeros(6, 32, dtype=torch.uint8), "got U8 [6, 32]"),
         (
             torch.full((6, 128), math.inf),
-            "queries.safetensors, tensor queries: query rows must be finite, row 0 is not",
+            "queries.safetensors, tensor queries: query rows must be finite, but row 0 is not",
         ),
         (torch.zeros(0, 128), "must make whole groups of 2 (see --rows-per-group), got 0 rows"),
     ],
@@ -458,7 +458,7 @@ def test_an_output_that_cannot_be_is_refused_before_any_work(files: Files, optio
     files.cache.write_text("not read")
     blocked = files.keys / "deep" / "file"
     files.score(option, blocked).fails_with(2, f"{blocked}: cannot be", f"{files.keys} is not a fo")
-    files.score(option, files.folder).fails_with(2, "must be a file to write, it is a folder")
+    files.score(option, files.folder).fails_with(2, "must be a file to write, but is a folder")
     same = files.folder / "same"
     files.score("-o", same, "--report", same).fails_with(
         2, "two outputs cannot go to the same file"

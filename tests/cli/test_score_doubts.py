@@ -73,7 +73,7 @@ def test_a_baseline_from_a_file_of_another_name_is_remarked_on(
     other = files.folder / "layer_4.safetensors"
     save_file({"keys": gaussian_values((sum(LENGTHS), 128), generator)}, other)
     stderr = files.score("--baseline", other).stderr
-    assert "was made from file keys.safetensors, the baseline is layer_4.safetensors" in stderr
+    assert "was made from file keys.safetensors, but the baseline is layer_4.safetensors" in stderr
     assert "no better than chance" in stderr
 
 

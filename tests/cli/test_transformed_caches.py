@@ -224,7 +224,7 @@ def test_a_transformed_cache_is_no_baseline(sdsa: Run, files: Path) -> None:
     plain = cache.rename(files.parent / "plain.safetensors")
     other = write_cache(sdsa, files, "--format", "bf16", "--rotate", "hadamard")
     outcome = sdsa("score", plain, "--queries", files, "--baseline", other)
-    outcome.fails_with(2, "it is a cache of transformed keys")
+    outcome.fails_with(2, "but is a cache of transformed keys")
 
 
 def test_refuses_options_that_do_not_go_together(sdsa: Run, files: Path) -> None:

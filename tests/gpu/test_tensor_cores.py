@@ -22,7 +22,7 @@ def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip where there are no such tensor cores; ask for every verdict anew."""
     found = capability(torch.cuda.current_device())
     if ARCHITECTURES.get(found) not in TENSOR_CORE:
-        pytest.skip(f"needs an SM100 or SM103, this is an SM{found[0]}{found[1]}")
+        pytest.skip(f"needs an SM100 or SM103, and this is an SM{found[0]}{found[1]}")
     pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
     monkeypatch.setattr(cute_self_check, "_verdicts", {})
     monkeypatch.delenv(TCGEN05, raising=False)

@@ -161,8 +161,8 @@ def test_refuses_a_task_that_cannot_be(tmp_path: Path, generator: torch.Generato
         (query, paged, [0, 5], "nvfp4", "requests must be 0 to 4, .* got 5 for group 1"),
         (query, paged, [-1, 0], "nvfp4", "got -1 for group 0"),
         (query, bf16, [0, 1], "nvfp4", "NVFP4 query rows go with NVFP4 keys only"),
-        (infinite, paged, [0, 1], "nvfp4", "query rows must be finite, row 2 is not"),
-        (infinite, paged, [0, 1], "bf16", "query rows must be finite, row 2 is not"),
+        (infinite, paged, [0, 1], "nvfp4", "query rows must be finite, but row 2 is not"),
+        (infinite, paged, [0, 1], "bf16", "query rows must be finite, but row 2 is not"),
     ):
         with pytest.raises(InputError, match=message):
             make_task(rows, keys, requests, query_format=query_format)

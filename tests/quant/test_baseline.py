@@ -92,7 +92,7 @@ def test_refuses_what_does_not_fit_the_cache(
     for path, message in (
         (short, "tensor keys must have the 139 keys of .*cache.safetensors, got 138"),
         (padded, r"must hold the requests of .*, \[70, 0, 5, 64\] keys, got \[4, 69, 128\]"),
-        (nvfp4.path, "must be unquantized keys or a bf16 cache, it is a cache of nvfp4 keys"),
+        (nvfp4.path, "must be unquantized keys or a bf16 cache, but is a cache of nvfp4 keys"),
         (other.path, r"\[70, 0, 5, 64\], got \[70, 5, 0, 64\]"),
     ):
         with pytest.raises(InputError, match=message) as error:
@@ -162,4 +162,4 @@ def test_a_baseline_of_another_layer_is_remarked_on(tmp_path: Path, keys: torch.
     cache = of_layer(tmp_path / "cache.safetensors", keys * 2, 1)
     doubt = describe_other_source(cache, open_baseline(path, cache, "layers.0.k"))
     assert doubt is not None
-    assert "made from tensor layers.1.k, the baseline is layers.0.k" in doubt
+    assert "made from tensor layers.1.k, but the baseline is layers.0.k" in doubt

@@ -310,7 +310,7 @@ def test_a_damaged_header_never_escapes_as_another_error(
 def test_missing_files_and_folders(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.safetensors: cannot be read: No such file"):
         open_cache(tmp_path / "none.safetensors")
-    with pytest.raises(InputError, match="it is a folder"):
+    with pytest.raises(InputError, match="but is a folder"):
         open_cache(tmp_path)
 
 

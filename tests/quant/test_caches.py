@@ -118,7 +118,7 @@ def test_a_file_is_replaced_only_by_force(layers: Path, tmp_path: Path) -> None:
     assert raised.value.hint == Hint("force", "to replace it", True)
     assert output.read_bytes() == b"mine"
     build_cache(layers, output, key_names="late.keys", force=True)
-    with pytest.raises(InputError, match="is the input, it cannot be the output too"):
+    with pytest.raises(InputError, match="is the input and cannot be the output too"):
         build_cache(layers, layers, key_names="late.keys", force=True)
 
 

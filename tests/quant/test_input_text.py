@@ -43,7 +43,7 @@ def test_numbers_in_names_compare_as_numbers_of_any_length() -> None:
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match=r"pipe: must be a regular file, it is not"):
+    with pytest.raises(InputError, match=r"pipe: must be a regular file, but is not"):
         read_text(tmp_path / "pipe")
 
 

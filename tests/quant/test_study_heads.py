@@ -117,5 +117,5 @@ def test_what_does_not_fit_is_refused(
     weights[1, 2] = torch.nan
     save_file({**tensors, "weights": weights}, other)
     (layer,) = open_layers(_inputs(other, weights="weights"))
-    with pytest.raises(InputError, match="weights must be finite, row 1 is not"):
+    with pytest.raises(InputError, match="weights must be finite, but row 1 is not"):
         layer.read_weights(range(ROWS))

@@ -280,7 +280,10 @@ def test_refuses_what_is_not_finite(where: str, tmp_path: Path) -> None:
     tensors[where][1, 7] = math.nan
     path = tmp_path / "nan.safetensors"
     save_file(tensors, path)
-    words = {"keys": "tensor keys must be finite, key 1 of request 0", "queries": "row 1 is not"}
+    words = {
+        "keys": "tensor keys must be finite, but key 1 of request 0",
+        "queries": "row 1 is not",
+    }
     with pytest.raises(InputError, match=words[where]):
         measure(StudyInputs(path, path), StudySettings(formats=("nvfp4",)))
 

@@ -126,8 +126,8 @@ def test_a_whole_number_is_a_float_where_one_is_wanted() -> None:
         (("requests",), 1, "field requests must be a list or a string or null, got 1"),
         (("requests",), [0, "1"], r'field requests\[1\] must be an integer, got "1"'),
         (("pair",), ["x"], "field pair must have 2 items, got 1"),
-        (("schema",), "sdsa.whole/2", 'must be a sdsa.whole/1 document, got schema "sdsa.whole/2'),
-        (("schema",), 1, "must be a sdsa.whole/1 document, got schema 1"),
+        (("schema",), "sdsa.whole/2", 'must be an sdsa.whole/1 document, got schema "sdsa.whole/2'),
+        (("schema",), 1, "must be an sdsa.whole/1 document, got schema 1"),
     ],
 )
 def test_a_wrong_value_is_named(path: tuple[str | int, ...], value: object, message: str) -> None:
