@@ -21,7 +21,7 @@ SPLICE = re.compile(
     r"|, the \w+(?: \w+)? (?:is|are|has|have|holds|needs|cannot)\b"
 )
 OTHERS = {
-    "is no": re.compile(r"\bis no (?!better|worse|longer|more|less)[a-z]"),
+    "is no": re.compile(r"(?<!there )\bis no (?!better|worse|longer|more|less)[a-z]"),
     "but for": re.compile(r"\bbut for\b"),
     "a sdsa": re.compile(r"\ba (?:sdsa|\{wanted\})\b"),
     "place": re.compile(r"\bat place \d"),
