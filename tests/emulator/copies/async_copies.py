@@ -224,9 +224,14 @@ def _plan(
     reads, writes = [], []
     flags: list[Callable[[], np.ndarray]] = []
     within = np.arange(size)
+    # Lanes that copy the same bytes to the same place, as in NVIDIA's kernels, copy them once.
+    _, first = np.unique(
+        np.stack((targets, sources.astype(np.int64), sizes)), axis=1, return_index=True
+    )
+    alone = np.isin(np.arange(len(targets)), first)
     # Lanes of one size and region go together, in two steps.
     for kept in np.unique(sizes).tolist():
-        chosen = np.flatnonzero(sizes == kept)
+        chosen = np.flatnonzero((sizes == kept) & alone)
         if kept == 0:
             zeros = shared.bytes_at(targets[chosen, None] + within)
             writes.append(zeros)

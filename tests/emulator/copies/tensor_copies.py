@@ -3,8 +3,7 @@
 Source: PTX ISA, "Data Movement and Conversion Instructions: Tensor copy"; see `tensor_map` for what
 a box is. Bytes of a box outside the tensor are zeros on the way in and not written on the way out.
 
-Not implemented, and refused by name: `.im2col` and its variants, `.tile::gather4`,
-`.tile::scatter4`, `.cta_group::2`, NaN filling, changing tensor maps on the device.
+Not implemented, and refused by name: `.im2col` and its variants, `.cta_group::2`.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emulator.errors import UnsupportedInstruction
+from emulator.errors import MissingProxyFence, UnsupportedInstruction
 from emulator.instructions.mbarriers import BarrierOperand, MBarriers
 from emulator.instructions.registry import Closure, Decoder, Mask, MemoryOperand, instruction
+from emulator.machine.memory import GENERIC
 from emulator.syntax.module import Address, Operand, Vector
 from emulator.tcgen05.tensor_core import thread_of
 
@@ -74,7 +74,13 @@ def read_map(cta: Cta, address: int) -> TensorMap:
     if address % MAP_ALIGNMENT:
         raise TensorMapError(f"a tensor map must be aligned to 64 bytes, got {address:#x}")
     region, start = cta.launch.region_of(cta, address)
-    return _decode_map(region.range(start, MAP_BYTES).load().tobytes())
+    where = region.range(start, MAP_BYTES)
+    if (region.shadow[where.where] & GENERIC).any():
+        raise MissingProxyFence(
+            f"{region.name}: a tensor map at {address:#x} that the generic proxy wrote, with no"
+            " fence.proxy.tensormap that acquires it"
+        )
+    return _decode_map(where.load().tobytes())
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,7 @@ class _Coordinates:
 
     where: MemoryOperand
     slots: tuple[int, ...]
+    by_rows: bool
 
     def request(self, warp: Warp, lane: int) -> tuple[int, tuple[int, ...]]:
         """A lane's address of a tensor map, and coordinates."""
@@ -93,21 +100,26 @@ class _Coordinates:
         """A lane's tensor map and the box at its coordinates."""
         address, coordinates = self.request(warp, lane)
         tensor = read_map(warp.cta, address)
+        if self.by_rows:
+            return tensor.of_rows(len(coordinates) - 1), tensor.locate_rows(*coordinates)
         return tensor, tensor.locate(coordinates)
 
 
 def _take_coordinates(op: Decoder, operand: Operand) -> _Coordinates:
     """Take the number of dimensions and the tensor operand."""
     dimensions = 1 + DIMENSIONS.index(op.one_of(*DIMENSIONS))
-    op.flag("tile")  # the default
+    # One column, four rows.
+    by_rows = op.one_of("tile", "tile::gather4", "tile::scatter4", default="tile") != "tile"
+    if by_rows and dimensions != 2:
+        raise op.unsupported("rows of a tensor that is no matrix")
     if not isinstance(operand, Address) or len(operand.extra) != 1:
         raise op.unsupported("a tensor map and coordinates are needed")
     vector = operand.extra[0]
     elements = vector.elements if isinstance(vector, Vector) else (vector,)
-    if len(elements) != dimensions:
+    if len(elements) != (5 if by_rows else dimensions):
         raise op.unsupported(f"{len(elements)} coordinates in {dimensions} dimensions")
     where = op.memory(Address(operand.base, operand.offset))
-    return _Coordinates(where, tuple(op.source(element, np.int32) for element in elements))
+    return _Coordinates(where, tuple(op.source(element, np.int32) for element in elements), by_rows)
 
 
 def _round_to_tensor_floats(content: np.ndarray) -> np.ndarray:

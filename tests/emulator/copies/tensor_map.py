@@ -219,6 +219,28 @@ class TensorMap:
         first = min(max(0, -start), stop)
         return Box(addresses, inside, first, stop, self.row_bytes, min(coordinates) < 0)
 
+    def of_rows(self, count: int) -> TensorMap:
+        """The map of `tile::gather4` and `tile::scatter4`: its boxes have that many rows.
+
+        Raises
+        ------
+        TensorMapError
+            The map is not of boxes of one row.
+        """
+        if self.rank != 2 or self.box[1] != 1:
+            raise TensorMapError(f"rows of a matrix need a map of boxes of one row, not {self.box}")
+        return replace(self, box=(self.box[0], count))
+
+    def locate_rows(self, column: int, *rows: int) -> Box:
+        """The bytes of some rows from a column on."""
+        boxes = [self.locate((column, row)) for row in rows]
+        return replace(
+            boxes[0],
+            row_addresses=np.concatenate([box.row_addresses for box in boxes]),
+            row_inside=np.concatenate([box.row_inside for box in boxes]),
+            starts_before=any(box.starts_before for box in boxes),
+        )
+
     def shared_cells(self, address: int) -> np.ndarray:
         """Shared-memory addresses of the 16-byte cells of a box placed at `address`.
 

@@ -23,6 +23,9 @@ Words 16 to 31 are not read: CuTe DSL does not write them.
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
+
+import numpy as np
 
 from .tensor_map import DataType, TensorMap
 
@@ -119,3 +122,68 @@ def unpack(form: bytes) -> TensorMap:
         l2_promotion=words[2] >> 17 & 3,
         oob_fill=words[2] >> 15 & 1,
     )
+
+
+class Field(NamedTuple):
+    """A field that `tensormap.replace` changes: word, lowest bit, bits; what is taken off a value.
+
+    `indexed` fields have one for each dimension.
+    """
+
+    word: int
+    low: int
+    bits: int
+    less: int = 0
+    indexed: bool = False
+
+
+FIELDS = {
+    "global_address": Field(0, 0, 64),
+    "rank": Field(2, 4, 3),  # given less one
+    "elemtype": Field(2, 7, 4),
+    "interleave_layout": Field(2, 11, 2),
+    "swizzle_mode": Field(2, 13, 2),
+    "fill_mode": Field(2, 15, 1),
+    "swizzle_atomicity": Field(2, 19, 2),
+    "global_stride": Field(3, 0, 32, 0, True),
+    "global_dim": Field(8, 0, 32, 1, True),
+    "element_stride": Field(13, 0, 3, 1, True),
+    "box_dim": Field(14, 0, 8, 1, True),
+}
+# Numbers of `.elemtype` that are not those of the form: element type, and tf32.
+_ELEMENT_TYPES = {11: (7, 1), 12: (8, 1), 13: (11, 0)}
+
+
+def replace_field(form: np.ndarray, name: str, axis: int, value: int) -> list[tuple[int, int]]:
+    """The words of a form, with their numbers, that another value of a field changes.
+
+    Raises
+    ------
+    ValueError
+        The value does not fit.
+    """
+    words = form.view(np.uint32).tolist()
+
+    def put(word: int, low: int, bits: int, content: int) -> tuple[int, int]:
+        if content >> bits or content < 0:
+            raise ValueError(f"tensormap.replace of {name}: {value} does not fit")
+        words[word] = words[word] & ~(((1 << bits) - 1) << low) | content << low
+        return word, words[word]
+
+    if name == "global_address":
+        return [put(0, 0, 32, value & 0xFFFF_FFFF), put(1, 0, 32, value >> 32)]
+    if name == "global_stride":  # in bytes, of dimension axis + 1
+        parts = value >> 4 & 0xFFFF_FFFF, value >> 36
+        return [put(3 + axis, 0, 32, parts[0]), put(7, 4 * axis, 4, parts[1])]
+    if name == "elemtype":
+        code, tf32 = _ELEMENT_TYPES.get(value, (value, 0))
+        return [put(2, 7, 4, code), put(2, 16, 1, tf32)]
+    field = FIELDS[name]
+    word, low = field.word, field.low
+    if name == "global_dim":
+        word += axis
+    elif name == "element_stride":
+        low += 3 * axis
+    elif name == "box_dim":
+        word, low = (13, 24) if axis == 0 else (14, 8 * (axis - 1))
+    return [put(word, low, field.bits, value - field.less)]

@@ -9,6 +9,7 @@ for the same device. Tensors stay on the CPU; their addresses are the "device" a
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import sys
@@ -26,6 +27,7 @@ from .standin import CUTE_RUNTIME, StandIn, build
 if TYPE_CHECKING:
     import torch
 
+_DLPACK_CUDA = 2  # DLDeviceType
 _session: Session | None = None  # of the recorder's own process
 
 
@@ -133,12 +135,13 @@ def _start(device: Device, folder: Path) -> None:
     os.environ["CUTE_DSL_KEEP_CUBIN"] = "1"
     os.environ["CUTE_DSL_DUMP_DIR"] = str(folder)
     os.environ["CUTE_DSL_LIBS"] = str(folder / CUTE_RUNTIME)
-    os.environ["CUTE_DSL_ARCH"] = f"sm_{major}{minor}a"
+    os.environ["CUTE_DSL_ARCH"] = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
     standin = StandIn(folder, device)
     _session = Session(standin)
     _pretend_to_torch(device)
     _answer_for_the_cuda_runtime()
     _keep_ptx_of_compiled_functions(_session)
+    _take_tensors_for_global_memory()
 
 
 def _record(call: Callable[..., None], arguments: tuple[Any, ...]) -> list[Launch]:
@@ -193,6 +196,34 @@ def _keep_ptx_of_compiled_functions(session: Session) -> None:
 
     def read_and_keep(artifacts: JitFunctionArtifacts) -> None:
         read(artifacts)
-        session.keep_ptx(artifacts.CUBIN, artifacts.PTX)
+        if isinstance(artifacts.CUBIN, bytes):  # else the function launches no kernel
+            session.keep_ptx(artifacts.CUBIN, artifacts.PTX)
 
     JitFunctionArtifacts.__post_init__ = read_and_keep
+
+
+def _take_tensors_for_global_memory() -> None:
+    """Hand tensors on as those of a device: CuTe DSL compiles other code for those of the CPU.
+
+    In DLPack's ``DLTensor`` the kind of device follows the address; capsules hold one at the start,
+    versioned ones behind version, context, deleter and flags.
+    """
+    import torch
+
+    capsule_name, pointer_of = (
+        ctypes.pythonapi.PyCapsule_GetName,
+        ctypes.pythonapi.PyCapsule_GetPointer,
+    )
+    capsule_name.restype, capsule_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    export = torch.Tensor.__dlpack__
+
+    def export_as_of_a_device(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        capsule = export(tensor, *arguments, **options)
+        name = capsule_name(capsule)
+        start = pointer_of(capsule, name) + (32 if name == b"dltensor_versioned" else 0)
+        ctypes.c_int32.from_address(start + 8).value = _DLPACK_CUDA
+        return capsule
+
+    torch.Tensor.__dlpack__ = export_as_of_a_device
+    torch.Tensor.__dlpack_device__ = lambda tensor: (_DLPACK_CUDA, 0)

@@ -88,3 +88,14 @@ def fill_twice(session: Session, *values: int) -> None:
     argument = from_dlpack(target, assumed_align=16)
     for compiled in [cute.compile(_fill, argument, _Value(value)) for value in values]:
         compiled(argument)
+
+
+@cute.jit
+def _count(number: cutlass.Int32) -> cutlass.Int32:
+    return number + 1
+
+
+def fill_after_counting(session: Session) -> None:
+    """Compile a function that launches nothing beside one that does."""
+    cute.compile(_count, cutlass.Int32(1))(cutlass.Int32(1))
+    fill_twice(session, 7)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulator import Launch, RunReport, record, run
+from emulator import Device, Launch, RunReport, record, run
 from emulator.errors import MissingProxyFence
 
 from .standin import reason_unavailable
@@ -71,3 +71,20 @@ def test_kernels_of_one_name_keep_their_own_ptx(example: dict[str, Any]) -> None
     assert len({launch.kernel for launch in launches}) == 1
     for launch, value in zip(launches, values, strict=True):
         assert (run(launch, [0]).memory["target"].view(np.int32) == value).all()
+
+
+@pytest.mark.filterwarnings("ignore:Cache is disabled")
+@pytest.mark.parametrize(
+    ("capability", "target"), [((8, 0), "sm_80"), ((9, 0), "sm_90a"), ((12, 0), "sm_120a")]
+)
+def test_a_kernel_is_compiled_for_the_device(
+    example: dict[str, Any], capability: tuple[int, int], target: str
+) -> None:
+    """And for tensors in its memory, though they are on the CPU."""
+    from .recorded_cute_kernels import fill_after_counting
+
+    (launch,) = record(fill_after_counting, device=Device(capability=capability))
+    assert launch.ptx is not None
+    assert f".target {target}\n" in launch.ptx
+    assert "gmem" in launch.kernel
+    assert (run(launch, [0]).memory["target"].view(np.int32) == 7).all()

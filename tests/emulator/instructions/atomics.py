@@ -33,7 +33,8 @@ def _signed(value: int, bits: int) -> int:
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
-def _integer_update(name: str, type_name: str) -> Update:
+def integer_update(name: str, type_name: str) -> Update:
+    """The update of an operation on integers."""
     bits = TYPE_BITS[type_name]
     low = (1 << bits) - 1
     key = (lambda value: _signed(value, bits)) if is_signed(type_name) else int
@@ -98,7 +99,7 @@ def compile_atomic(op: Decoder) -> Closure:
         if noftz != (TYPE_BITS[element_type] == 16):
             raise op.unsupported(".noftz belongs to half precision")
     else:
-        update = _integer_update(name, type_name)
+        update = integer_update(name, type_name)
     operands = len(op.operands) - first
     if operands < (3 if name == "cas" else 2) or operands > 3:
         raise op.unsupported(f"{len(op.operands)} operands")

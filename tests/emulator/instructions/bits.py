@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from emulator.machine.registers import carry_by, carry_flips
 from emulator.syntax.module import Immediate
 from emulator.syntax.ptx_types import TYPE_BITS, bits_type, integer_type, is_signed
 
@@ -59,6 +60,7 @@ def compile_lop3(op: Decoder) -> Closure:
         raise op.unsupported("the table is no constant")
     function = _TABLES.get(table.value) or _look_up(table.value)
     sources = [op.source(index, np.uint32) for index in (1, 2, 3)]
+    op.carry = carry_flips(function)
     return apply_function(function, op.destination(0, np.uint32), *sources)
 
 
@@ -135,6 +137,7 @@ def compile_funnel_shift(op: Decoder) -> Closure:
         return (both << amount >> word if left else both >> amount).astype(np.uint32)
 
     sources = [op.source(index, np.uint32) for index in (1, 2, 3)]
+    op.carry = carry_by(shift, 2)
     return apply_function(shift, op.destination(0, np.uint32), *sources)
 
 
@@ -238,6 +241,7 @@ def compile_bfe(op: Decoder) -> Closure:
         return field.astype(unsigned)
 
     sources = op.source(1, unsigned), op.source(2, np.uint32), op.source(3, np.uint32)
+    op.carry = carry_by(extract, 1)
     return apply_function(extract, op.destination(0, unsigned), *sources)
 
 
@@ -255,6 +259,7 @@ def compile_bfi(op: Decoder) -> Closure:
         return (b & ~field.astype(dtype)) | inserted.astype(dtype)
 
     sources = op.source(1, dtype), op.source(2, dtype), op.source(3, np.uint32)
+    op.carry = carry_by(insert, 2)
     return apply_function(insert, op.destination(0, dtype), *sources, op.source(4, np.uint32))
 
 
@@ -307,8 +312,10 @@ def compile_prmt(op: Decoder) -> Closure:
     result = op.destination(0, np.uint32)
     selector = op.operands[3]
     if mode == "default" and isinstance(selector, Immediate):
+        op.carry = carry_by(_picker(selector.value), 2)
         return apply_function(_picker(selector.value), result, low, high)
     permute = _permute_by_selector if mode == "default" else _permute_by_mode(mode)
+    op.carry = carry_by(permute, 2)
     return apply_function(permute, result, low, high, op.source(selector, np.uint32))
 
 

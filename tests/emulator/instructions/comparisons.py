@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from emulator.machine.registers import Carry, Place
 from emulator.numbers.float_rounding import F32
-from emulator.syntax.module import Pair
+from emulator.syntax.module import Not, Pair
 from emulator.syntax.ptx_types import TYPE_BITS, UNSIGNED, bits_type, integer_type
 
 from .elementwise import apply_function, apply_ufunc, write
@@ -103,6 +104,8 @@ def compile_setp(op: Decoder) -> Closure:
     a, b = op.source(1, dtype), op.source(2, dtype)
     other = None if combine is None else op.source(3, np.bool_)
     halves = kind is not None and kind.count == 2
+    if not halves:
+        op.carry = _carry_combined(on_registers, combine, isinstance(op.operands[-1], Not))
 
     def run(warp: Warp, mask: Mask) -> None:
         slots = warp.slots
@@ -115,6 +118,30 @@ def compile_setp(op: Decoder) -> Closure:
             write(warp, result, mask, answer)
 
     return run
+
+
+def _carry_combined(compare: Compare, combine: np.ufunc | None, negated: bool) -> Carry:
+    """A comparison, or the predicate it is combined with, may decide by itself."""
+    decides = {np.logical_and: False, np.logical_or: True}.get(combine)
+
+    def carry(
+        warp: Warp, sources: Sequence[Place], given: list[np.ndarray], targets: int
+    ) -> list[np.ndarray]:
+        first, second = (warp.slots[each.slot] for each in sources[:2])
+        truth, compared = compare(first, second), (given[0] | given[1]) != 0
+        results = []
+        for answer in (truth, ~truth)[:targets]:
+            unknown = compared
+            if combine is not None:
+                other, undefined = warp.slots[sources[2].slot] ^ negated, given[2] != 0
+                unknown = compared | undefined
+                if decides is not None:
+                    unknown &= ~(~compared & (answer == decides))
+                    unknown &= ~(~undefined & (other == decides))
+            results.append(unknown.astype(np.uint64))
+        return results
+
+    return carry
 
 
 def _simple_setp(op: Decoder, compare: Compare, kind: Kind | None, dtype: type) -> Closure:

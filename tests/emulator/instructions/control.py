@@ -11,7 +11,7 @@ from emulator.machine.outcomes import EXIT, RETURN, YIELD, Call, Scatter
 from emulator.syntax.module import Group, Name, Symbol, Variable
 
 from .elementwise import write
-from .registry import ASSERTION_FAILURE, Closure, Decoder, Mask, instruction
+from .registry import EXTERNAL_FUNCTIONS, PRINT, Closure, Decoder, Mask, instruction
 
 if TYPE_CHECKING:
     from emulator.machine.execution import Warp
@@ -132,8 +132,8 @@ def compile_call(op: Decoder) -> Closure:
     """Copies arguments into the callee's parameters, and results back after it."""
     op.ignore("uni")
     results, name, arguments = _call_operands(op)
-    if name.text == ASSERTION_FAILURE:
-        return _fail_assertion
+    if name.text in EXTERNAL_FUNCTIONS:
+        return nothing if name.text == PRINT else _fail_assertion
     target, callee_linker, callee = op.linker.callee(name, op)
     if len(arguments) != len(callee.parameters) or len(results) != len(callee.returns):
         raise op.unsupported("the arguments do not fit the function")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from emulator.machine.registers import carry_by
 from emulator.numbers.float_rounding import FORMATS, TF32, FloatFormat, flush, to_odd
 from emulator.syntax.ptx_types import TYPE_BITS, UNSIGNED, bits_type, integer_type, is_signed
 
@@ -44,7 +45,9 @@ def compile_cvt(op: Decoder) -> Closure:
     elif to_type in FORMATS:
         convert = _integer_to_float(op, FORMATS[to_type], from_type)
     else:
+        saturates = "sat" in op.modifiers
         convert = _integer_to_integer(op, to_type, from_type)
+        op.carry = None if saturates else carry_by(convert, 1)
     source_type = UNSIGNED[TYPE_BITS[from_type]]
     if from_type not in FORMATS:
         source_type = integer_type(from_type)
@@ -59,7 +62,9 @@ def _float_to_float(op: Decoder, to: FloatFormat, source: FloatFormat, ftz: bool
     if to is TF32 and source.name != "f32":
         raise op.unsupported("TF32 comes from f32")
     if to_integer == "none" and mode == "none" and to.mantissa_bits < source.mantissa_bits:
-        raise op.unsupported("a rounding modifier is needed")
+        if (to.name, source.name) != ("bf16", "f16"):
+            raise op.unsupported("a rounding modifier is needed")
+        mode = "rn"  # Triton leaves it out where values are of 8 bits, so that nothing is rounded
 
     def convert(bits: np.ndarray) -> np.ndarray:
         values = source.decode(bits)
@@ -123,9 +128,7 @@ def _float_to_integer(op: Decoder, to_type: str, source: FloatFormat, ftz: bool)
     op.flag("sat")  # "redundant": the result is clamped anyway
     bits = TYPE_BITS[to_type]
     signed = is_signed(to_type)
-    lowest, highest = (
-        (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
-    )
+    lowest, highest = integer_limits(bits, signed)
     dtype = integer_type(to_type)
     # What NaN gives ("Integer Notes").
     nan_value = 1 << (bits - 1) if source.name == "f64" or bits == 64 else 0
@@ -181,9 +184,7 @@ def _integer_to_integer(op: Decoder, to_type: str, from_type: str) -> Arrays:
     if not saturates:
         return lambda values: values.astype(dtype)
     signed = is_signed(to_type)
-    lowest, highest = (
-        (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
-    )
+    lowest, highest = integer_limits(bits, signed)
 
     def clamp(values: np.ndarray) -> np.ndarray:
         return np.array([min(max(value, lowest), highest) for value in values.tolist()], dtype)

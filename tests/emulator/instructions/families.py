@@ -14,6 +14,7 @@ MODULES = [
     "copies.bulk_copies",
     "copies.bulk_groups",
     "instructions.control",
+    "instructions.launch_control",
     "instructions.integers",
     "instructions.arithmetic",
     "instructions.bits",
@@ -28,6 +29,8 @@ MODULES = [
     "tcgen05.synchronization",
     "tcgen05.transfers",
     "copies.tensor_copies",
+    "copies.tensor_map_changes",
+    "copies.remote_stores",
 ]
 
 

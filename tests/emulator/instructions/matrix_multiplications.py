@@ -1,12 +1,15 @@
 """`mma.sync` ("mma", PTX ISA 9.7.14.5).
 
-All shapes place their elements by one rule. With e elements in a 32-bit register, lane `4 * g + t`
-holds
+All shapes place their elements by one rule. With e elements in a register, lane `4 * g + t` holds
 
 * of A in register r the elements `(r // s) * 4 * e + t * e + i` of row `g + 8 * (r % s)`, where s
   is 2 for 16 rows and 1 for 8;
 * of B in register r the elements `r * 4 * e + t * e + i` of column g;
 * of C and D elements `2 * t` and `2 * t + 1` of row g, then of row g + 8.
+
+Block-scaled kinds, which SM120 has, take scale factors of row `g + 8 * h` of A from lane
+`4 * g + 2 * p + h`, and of column g of B from lane `4 * g + q`; p and q are operands. Their sums
+and those of FP64 are of exact products, in float64.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import numpy as np
 from emulator.machine.convergence import aligned, require_full_warp
 from emulator.machine.registers import Place
 from emulator.numbers import number_formats
-from emulator.numbers.float_rounding import F16, F32, add_to_odd
+from emulator.numbers.float_rounding import F16, F32, F64, add_to_odd
 from emulator.numbers.number_formats import Format
 from emulator.numbers.tensor_core_sums import HOPPER, accumulate
 from emulator.syntax.ptx_types import UNSIGNED
@@ -45,6 +48,7 @@ _SHAPES = {
     "u8": ["m8n8k16", "m16n8k16", "m16n8k32"],
     "s4": ["m8n8k32", "m16n8k32", "m16n8k64"],
     "u4": ["m8n8k32", "m16n8k32", "m16n8k64"],
+    "f64": ["m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"],
 }
 _BITS = {
     "f16": 16,
@@ -56,7 +60,24 @@ _BITS = {
     "u8": 8,
     "s4": 4,
     "u4": 4,
+    "f64": 64,
 }
+# Formats of kinds: an element of fewer than 8 bits lies in a byte, from a bit on.
+_SMALL: dict[str, tuple[number_formats.SmallFloat, int]] = {
+    "e4m3": (number_formats.E4M3, 0),
+    "e5m2": (number_formats.E5M2, 0),
+    "e2m3": (number_formats.E2M3, 0),
+    "e3m2": (number_formats.E3M2, 0),
+    "e2m1": (number_formats.E2M1, 2),
+}
+# Scale factors of a row by qualifier, the default first; none without block scaling.
+_KINDS: dict[str, dict[str, int]] = {
+    "kind::f8f6f4": {},
+    "kind::mxf8f6f4": {"scale_vec::1X": 1},
+    "kind::mxf4": {"scale_vec::2X": 2},
+    "kind::mxf4nvf4": {"scale_vec::4X": 4, "scale_vec::2X": 2},
+}
+_SCALES = {"ue8m0": number_formats.UE8M0, "ue4m3": number_formats.UE4M3}
 # Formats, and the exponent of the smallest normal number of the format that is multiplied.
 _FLOATS: dict[str, tuple[Format, int]] = {
     "f16": (number_formats.F16, -14),
@@ -77,18 +98,23 @@ class Shape:
     bits: int
 
     @property
+    def elements(self) -> int:
+        """Of a register, which has 32 bits or those of its element."""
+        return max(32 // self.bits, 1)
+
+    @property
     def a_registers(self) -> int:
-        return self.m * self.k * self.bits // 1024
+        return self.m * self.k // (32 * self.elements)
 
     @property
     def b_registers(self) -> int:
-        return self.n * self.k * self.bits // 1024
+        return self.n * self.k // (32 * self.elements)
 
 
 @lru_cache
 def a_places(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
     """Row and column of every element of A: int [registers, lanes, elements]."""
-    elements = 32 // shape.bits
+    elements = shape.elements
     step = 2 if shape.m == 16 else 1
     register = np.arange(shape.a_registers)[:, None, None]
     element = np.arange(elements)
@@ -100,7 +126,7 @@ def a_places(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 @lru_cache
 def b_places(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
     """Row and column of every element of B: int [registers, lanes, elements]."""
-    elements = 32 // shape.bits
+    elements = shape.elements
     register = np.arange(shape.b_registers)[:, None, None]
     element = np.arange(elements)
     rows = register * 4 * elements + _THREAD[:, None] * elements + element
@@ -115,7 +141,7 @@ def c_places(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 
 
 def unpack(words: np.ndarray, bits: int) -> np.ndarray:
-    """Codes in 32-bit registers: uint [..., 32 // bits], lowest first."""
+    """Codes in registers: uint [..., elements of a register], lowest first."""
     if bits >= 8:
         return np.ascontiguousarray(words)[..., None].view(UNSIGNED[bits])
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
@@ -157,6 +183,10 @@ class Multiplication:
         matrix[self._c] = elements
         return matrix
 
+    def double_result(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        """D from bits of A and B and the values of C, all float64."""
+        return a.view(np.float64) @ b.view(np.float64) + c
+
     def float_result(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         """D from codes of A and B and the values of C, all float64."""
         (a_format, minimum), (b_format, _) = _FLOATS[self.a_type], _FLOATS[self.b_type]
@@ -193,12 +223,13 @@ def _take_shape(op: Decoder) -> tuple[int, int, int]:
 
 @instruction("mma.sync.aligned")
 def compile_mma(op: Decoder) -> Closure:
-    op.expect_operands(4)
-    if "block_scale" in op.modifiers or "sp" in op.instruction.parts:
-        raise op.unsupported()
     m, n, k = _take_shape(op)
     op.one_of("row")
     op.one_of("col")
+    kind = op.one_of(*_KINDS, default="")
+    if kind:
+        return _compile_kind(op, kind, (m, n, k))
+    op.expect_operands(4)
     saturate = op.flag("satfinite")
     types = [name for name in op.modifiers if name in ("f32", "s32", *_BITS)]
     for name in types:
@@ -208,15 +239,21 @@ def compile_mma(op: Decoder) -> Closure:
     d_type, a_type, b_type, c_type = types
     if f"m{m}n{n}k{k}" not in _SHAPES.get(a_type, ()) or _BITS[a_type] != _BITS.get(b_type):
         raise op.unsupported(f".m{m}n{n}k{k} of .{a_type} and .{b_type}")
-    if a_type in ("f16", "bf16", "tf32") and a_type != b_type:
+    if a_type in ("f16", "bf16", "tf32", "f64") and a_type != b_type:
         raise op.unsupported("operands of two types")
     operation = Multiplication(Shape(m, n, k, _BITS[a_type]), a_type, b_type)
     sources = _Registers(op, operation.shape)
-    if d_type == c_type == "s32" and a_type not in _FLOATS:
+    if d_type == c_type == "s32" and a_type[0] in "su":
         result = partial(operation.integer_result, saturate=saturate)
         return aligned(_closure(op, operation, sources, np.int32, 1, _same, result, _same))
-    if a_type not in _FLOATS or saturate or c_type != d_type:
+    if a_type[0] in "su" or saturate or c_type != d_type or (a_type == "f64") != (d_type == "f64"):
         raise op.unsupported()
+    if a_type == "f64":
+        result = operation.double_result
+        op.one_of("rn", default="rn")
+        return aligned(
+            _closure(op, operation, sources, np.uint64, 1, F64.decode, result, F64.encode)
+        )
     result = operation.float_result
     if d_type == "f32":
         return aligned(
@@ -229,12 +266,86 @@ def compile_mma(op: Decoder) -> Closure:
     raise op.unsupported()
 
 
+class _Scales:
+    """Scale factors of A and B: where they are, and what they are."""
+
+    def __init__(self, op: Decoder, scale_format: number_formats.SmallFloat, count: int) -> None:
+        self._format, self._count = scale_format, count
+        # Register; first byte and thread of it.
+        self._operands = [
+            (
+                op.source(*op.vector(at), np.uint32),
+                *(op.source(each, np.uint16) for each in op.vector(at + 1)),
+            )
+            for at in (4, 6)
+        ]
+
+    def rows(self, warp: Warp, words: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Codes of the rows of A and of the columns of B, in registers [lanes]."""
+        row = np.arange(16)
+        lanes = 4 * (row % 8) + row // 8, 4 * np.arange(8)
+        found = []
+        for matrix, (_, byte, thread) in enumerate(self._operands):
+            first, number = int(warp.slots[byte][0]), int(warp.slots[thread][0])
+            codes = np.ascontiguousarray(words[matrix], np.uint32).view(np.uint8).reshape(32, 4)
+            chosen = lanes[matrix] + (2 - matrix) * number
+            found.append(codes[chosen, first : first + self._count])
+        return found
+
+    def values(self, warp: Warp) -> list[np.ndarray]:
+        """Factors of the rows of A and of the columns of B, float64 [rows, factors]."""
+        codes = self.rows(warp, [warp.slots[slot] for slot, *_ in self._operands])
+        return [self._format.decode(each & (len(self._format.table) - 1)) for each in codes]
+
+
+def _compile_kind(op: Decoder, kind: str, size: tuple[int, int, int]) -> Closure:
+    """Multiplications of formats of 4 to 8 bits, with or without block scaling."""
+    vectors = _KINDS[kind]
+    scaled = op.flag("block_scale")
+    if scaled != bool(vectors):
+        raise op.unsupported(f"{kind} {'with' if scaled else 'without'} .block_scale")
+    op.expect_operands(8 if scaled else 4)
+    count = vectors[op.one_of(*vectors, default=next(iter(vectors)))] if scaled else 0
+    packed = kind.startswith("kind::mxf4")
+    d_type, a_type, b_type, c_type = (op.one_of("f32", "f16", *_SMALL) for _ in range(4))
+    scale_type = op.one_of(*_SCALES) if scaled else ""
+    known = {a_type, b_type} <= ({"e2m1"} if packed else {*_SMALL}) and c_type == d_type
+    if size != (16, 8, 64 if packed else 32) or not known or d_type not in ("f32", "f16"):
+        raise op.unsupported()
+    if (scale_type == "ue4m3" and count != 4) or (scaled and d_type == "f16"):
+        raise op.unsupported(f".{scale_type} and results of .{d_type}")
+    operation = Multiplication(Shape(*size, 4 if packed else 8), a_type, b_type)
+    sources = _Registers(op, operation.shape)
+
+    def values(codes: np.ndarray, type_name: str) -> np.ndarray:
+        small, shift = _SMALL[type_name]
+        return small.decode(codes >> (0 if packed else shift) & (len(small.table) - 1))
+
+    def result(
+        a: np.ndarray, b: np.ndarray, c: np.ndarray, factors: Sequence[np.ndarray] = ()
+    ) -> np.ndarray:
+        left, right = values(a, a_type), values(b, b_type)
+        if factors:
+            left = left * np.repeat(factors[0], size[2] // count, 1)
+            right = right * np.repeat(factors[1], size[2] // count, 1).T
+        return left @ right + c
+
+    if d_type == "f16":
+        return aligned(
+            _closure(op, operation, sources, np.uint32, 2, _halves_of, result, _registers_of)
+        )
+    registers = partial(_closure, op, operation, sources, np.uint32, 1, F32.decode, result)
+    scales = (lambda: _Scales(op, _SCALES[scale_type], count)) if scaled else None
+    return aligned(registers(F32.encode, scales))
+
+
 class _Registers:
     """Slots of the operands A and B."""
 
     def __init__(self, op: Decoder, shape: Shape) -> None:
-        self._a = [op.source(e, np.uint32) for e in op.vector(1)]
-        self._b = [op.source(e, np.uint32) for e in op.vector(2)]
+        dtype = np.uint64 if shape.bits == 64 else np.uint32
+        self._a = [op.source(e, dtype) for e in op.vector(1)]
+        self._b = [op.source(e, dtype) for e in op.vector(2)]
         if (len(self._a), len(self._b)) != (shape.a_registers, shape.b_registers):
             raise op.unsupported("the vectors have other sizes")
 
@@ -260,8 +371,9 @@ def _closure(
     dtype: type,
     elements: int,
     decode: Callable[[np.ndarray], np.ndarray],
-    result: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
+    result: Callable[..., np.ndarray],
     encode: Callable[[np.ndarray], np.ndarray],
+    take_scales: Callable[[], _Scales] | None = None,
 ) -> Closure:
     """Multiply with accumulators of `dtype` that hold `elements` each.
 
@@ -270,21 +382,26 @@ def _closure(
     shape = operation.shape
     count = len(op.sources)
     c, d = _accumulators(op, dtype, shape.m * shape.n // (32 * elements))
+    end = len(op.sources)
+    scales = take_scales() if take_scales is not None else None
 
     def carry(
         warp: Warp, places: Sequence[Place], given: list[np.ndarray], targets: int
     ) -> list[np.ndarray]:
         """Undefined rows of A, columns of B and elements of C make such elements of D."""
-        words = np.array(given, np.uint32)
+        words = np.array(given[:end], np.uint64 if shape.bits == 64 else np.uint32)
         left, right = operation.matrices(
             words[: shape.a_registers], words[shape.a_registers : count]
         )
         parts = words[count:] if elements == 1 else _parts_of(words[count:])
         flags = operation.collect(parts) != 0
         flags = flags | (left != 0).any(1)[:, None] | (right != 0).any(0)
+        if scales is not None:
+            rows, columns = scales.rows(warp, (given[end], given[end + 3]))
+            flags |= (rows != 0).any(1)[:, None] | (columns != 0).any(1)
         spread = operation.spread(flags)
         spread = spread.reshape(-1, elements, 32).any(1)
-        return [np.where(each, np.uint64(0xFFFF_FFFF), np.uint64(0)) for each in spread]
+        return [np.where(each, ~np.uint64(0), np.uint64(0)) for each in spread]
 
     op.carry = carry
 
@@ -293,7 +410,8 @@ def _closure(
         slots = warp.slots
         a_codes, b_codes = operation.matrices(*sources.load(warp))
         added = operation.collect(decode(np.array([slots[i] for i in c])))
-        registers = encode(operation.spread(result(a_codes, b_codes, added)))
+        factors = () if scales is None else (scales.values(warp),)
+        registers = encode(operation.spread(result(a_codes, b_codes, added, *factors)))
         for target, register in zip(d, registers, strict=True):
             slots[target][:] = register
 

@@ -152,8 +152,7 @@ def compile_ld(op: Decoder) -> Closure:
     space = space_of(op, 1)
     order = access_order(op, "weak")
     op.ignore(*CACHE_HINTS)
-    count = vector_width(op)
-    type_name = op.type()
+    type_name, count = op.element_type(vector_width(op))
     op.expect_operands(2, 3)  # the third one is a cache policy
     element = _element(op, type_name, count)
     elements = op.vector(0)
@@ -223,8 +222,7 @@ def compile_st(op: Decoder) -> Closure:
     space = space_of(op, 0)
     strong = access_order(op, "weak") != "weak"
     op.ignore(*CACHE_HINTS)
-    count = vector_width(op)
-    type_name = op.type()
+    type_name, count = op.element_type(vector_width(op))
     op.expect_operands(2, 3)
     element = _element(op, type_name, count)
     elements = op.vector(1)
@@ -293,11 +291,39 @@ def note_access(
     note(warp.index, within, width, lanes)
 
 
+def store_to_shared(
+    warp: Warp,
+    within: np.ndarray,
+    values: np.ndarray,
+    undefined: np.ndarray | None,
+    mask: Mask,
+    chosen: np.ndarray | None = None,
+    *,
+    strong: bool = False,
+) -> None:
+    """Store vectors, and their undefined bits, to shared memory; see `note_access`.
+
+    Raises
+    ------
+    DataRace
+        Unless it changes nothing, as where warps of Triton's kernels store what others have stored.
+    """
+    region = warp.cta.shared
+    changes = not region.holds(within, values)
+    region.store(within, values, undefined)
+    try:
+        width = values.dtype.itemsize * values.shape[1]
+        note_access(warp, within, width, mask, chosen, strong, writes=True)
+    except DataRace as error:
+        if changes:
+            raise
+        warp.cta.launch.note("st of what is there already, in no order", DataRace, f": {error}")
+
+
 def _store_closure(
     memory: MemoryOperand, resolver: Resolver, element: type, places: list[Place], strong: bool
 ) -> Closure:
     sources, count = [each.slot for each in places], len(places)
-    width = np.dtype(element).itemsize * count
 
     def run(warp: Warp, mask: Mask) -> None:
         addresses = memory.evaluate(warp, mask)
@@ -313,20 +339,13 @@ def _store_closure(
         for region, within, chosen in resolver.pieces(warp, addresses, mask):
             part = values if chosen is None else values[chosen]
             bits = undefined if undefined is None or chosen is None else undefined[chosen]
-            if region is not warp.cta.shared:
-                if bits is not None and bits.any() and region is not warp.local:
-                    what = f"{region.name}: what is stored depends on {UNDEFINED}"
-                    raise UnwrittenRead(what + origin_of(warp))
-                region.store(within, part, bits)
+            if region is warp.cta.shared:
+                store_to_shared(warp, within, part, bits, mask, chosen, strong=strong)
                 continue
-            changes = not region.holds(within, part)
+            if bits is not None and bits.any() and region is not warp.local:
+                what = f"{region.name}: what is stored depends on {UNDEFINED}"
+                raise UnwrittenRead(what + origin_of(warp))
             region.store(within, part, bits)
-            try:
-                note_access(warp, within, width, mask, chosen, strong, writes=True)
-            except DataRace:
-                if changes or warp.cta.launch.strict:
-                    raise
-                warp.cta.launch.notes["st of what is there already, in no order"] += 1
         warp.cta.launch.events += 1
 
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from emulator.machine.address_spaces import (
     SHARED_WINDOW,
     WINDOW_BYTES,
 )
+from emulator.machine.registers import Place
 from emulator.syntax.module import Name, Operand, Vector
 from emulator.syntax.ptx_types import TYPE_BITS, UNSIGNED, bits_type
 
@@ -28,6 +30,8 @@ def compile_mov(op: Decoder) -> Closure:
     op.expect_operands(2)
     type_name = op.type()
     result, source = op.operands
+    if type_name == "b128":
+        return _move_halves(op)
     if isinstance(source, Vector):
         return _pack(op, type_name, result, source.elements)
     if isinstance(result, Vector):
@@ -36,6 +40,30 @@ def compile_mov(op: Decoder) -> Closure:
         raise op.unsupported("the address of a function or label")
     dtype = bits_type(type_name)
     return copy_slot(op.destination(result, dtype), op.source(source, dtype))
+
+
+def _move_halves(op: Decoder) -> Closure:
+    """128 bits: two moves, with temporaries between, as results may be sources."""
+    sources, results = op.vector(1), op.vector(0)
+    if len(sources) != 2 or len(results) != 2:
+        raise op.unsupported("parts that are not halves")
+    between = [op.slots.temporary(np.uint64) for _ in sources]
+    moves = [copy_slot(t, op.source(s, np.uint64)) for t, s in zip(between, sources, strict=True)]
+    moves += [
+        copy_slot(op.destination(t, np.uint64), s) for t, s in zip(results, between, strict=True)
+    ]
+
+    def carry(
+        warp: Warp, places: Sequence[Place], given: list[np.ndarray], targets: int
+    ) -> list[np.ndarray]:
+        return given
+
+    def run(warp: Warp, mask: Mask) -> None:
+        for move in moves:
+            move(warp, mask)
+
+    op.carry = carry
+    return run
 
 
 def _part_type(op: Decoder, type_name: str, parts: int) -> type:

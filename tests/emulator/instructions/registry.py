@@ -48,8 +48,9 @@ Dtype = type  # of numpy
 Closure = Callable[["Warp", Mask], Any]
 Compiler = Callable[["Decoder"], Closure]
 
-# What the `assert` of CUDA calls; no module holds its body.
-ASSERTION_FAILURE = "__assertfail"
+# What `printf` (which says nothing here) and `assert` of CUDA call; no module holds their bodies.
+PRINT = "vprintf"
+EXTERNAL_FUNCTIONS = (PRINT, "__assertfail")
 
 _COMPILERS: dict[str, Compiler] = {}
 
@@ -192,6 +193,11 @@ class Decoder:
         """Take modifiers that change nothing an emulator could see, such as cache hints."""
         self.modifiers = [name for name in self.modifiers if name not in names]
 
+    def element_type(self, count: int) -> tuple[str, int]:
+        """Take the type of a vector of elements; 128 bits are two elements of 64."""
+        name = self.type()
+        return ("b64", 2 * count) if name == "b128" else (name, count)
+
     def type(self) -> str:
         """Take the first modifier that names a type."""
         for name in self.modifiers:
@@ -282,8 +288,10 @@ class Decoder:
         return MemoryOperand(self.source(base, np.uint64), operand.offset)
 
     def vector(self, operand: int | Operand) -> tuple[Operand, ...]:
-        """The elements of `{...}`, or the operand alone."""
+        """The elements of `{...}`, the halves of a register of 128 bits, or the operand alone."""
         operand = self.operands[operand] if isinstance(operand, int) else operand
+        if isinstance(operand, Register) and operand.type == "b128":
+            return tuple(Register(f"{operand.name}/{half}", "b64") for half in ("low", "high"))
         return operand.elements if isinstance(operand, Vector) else (operand,)
 
     def label(self, operand: int | Operand) -> int:

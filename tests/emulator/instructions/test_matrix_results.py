@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from emulator.errors import DivergentExecution, UnsupportedInstruction
+from emulator.errors import DataRace, DivergentExecution, UnsupportedInstruction
 from emulator.programs.lane_programs import run_lanes
 
 LANES = np.arange(32, dtype=np.uint32)
@@ -46,6 +46,49 @@ def test_ldmatrix_and_stmatrix(count: int, trans: str) -> None:
         assert np.array_equal(got[matrix], pair[0] | pair[1].astype(np.uint32) << 16)
     # What was stored the same way lies as it was loaded from.
     assert np.array_equal(got[count][: 8 * count], halves[: 8 * count, 0])
+
+
+BYTES = np.random.default_rng(5).integers(0, 256, (32, 16), dtype=np.uint8)
+SIX_BITS = np.unpackbits(BYTES[:, :12], axis=1, bitorder="little").reshape(32, 16, 6)
+STORED = {
+    "b8": BYTES,
+    "b8x16.b4x16_p64": np.stack([BYTES[:, :8] & 15, BYTES[:, :8] >> 4], 2).reshape(32, 16),
+    "b8x16.b6x16_p32": (SIX_BITS << np.arange(6, dtype=np.uint8)).sum(2, dtype=np.uint8),
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "stored", "count"),
+    [
+        ("m16n16", "b8", 1),
+        ("m16n16", "b8", 2),
+        ("m8n16", "b8x16.b4x16_p64", 4),
+        ("m8n16", "b8x16.b6x16_p32", 2),
+        ("m16n16", "b8x16.b4x16_p64", 1),
+    ],
+)
+def test_matrices_of_bytes(shape: str, stored: str, count: int) -> None:
+    """Rows of 16 bytes, from byte 4 c on in lane 4 r + c; 16x16 ones transposed, in halves."""
+    rows = 16 if shape == "m16n16" else 8
+    registers = count * rows // 8
+    listed = ", ".join(f"%d{i}" for i in range(registers))
+    trans = ".trans" * (rows == 16)
+    body = f"""
+        .shared .align 16 .b8 box[512]; .reg .b32 %base, %row;
+        mov.u32 %base, box; mad.lo.u32 %row, %t, 16, %base;
+        st.shared.b64 [%row], %a0; st.shared.b64 [%row + 8], %a1; bar.sync 0;
+        ldmatrix.sync.aligned.{shape}.x{count}{trans}.shared.{stored} {{{listed}}}, [%row];
+    """
+    words = BYTES.view(np.uint64)
+    got = np.array(
+        run_lanes(body, [words[:, 0].copy(), words[:, 1].copy()], [np.uint32] * registers)
+    )
+    for index in range(registers):
+        matrix = STORED[stored][rows * (index * 8 // rows) :][:rows]
+        half = matrix.T[8 * (index % 2) :][:8] if rows == 16 else matrix
+        for byte in range(4):
+            found = got[index] >> (8 * byte) & 0xFF
+            assert np.array_equal(found, half[GROUP, 4 * THREAD + byte])
 
 
 def a_element(m: int, bits: int, i: int) -> tuple[np.ndarray, np.ndarray]:
@@ -170,7 +213,8 @@ def test_integer_sums_wrap_or_saturate() -> None:
         "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%d0}, {%a0}, {%a0}, {%a0};",
         "mma.sync.aligned.m16n8k16.row.row.f32.f16.f16.f32 {%d0}, {%a0}, {%a0}, {%a0};",
         "mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {%d0}, {%a0}, {%a0}, {%a0};",
-        "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%d0, %d0}, [%a0];",
+        "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%a0], {%a0};",
+        "ldmatrix.sync.aligned.m16n16.x1.shared.b8 {%d0, %d0}, [%a0];",
         "wgmma.fence.sync.aligned;",
     ],
 )
@@ -186,3 +230,112 @@ def test_all_lanes_take_part() -> None:
     """
     with pytest.raises(DivergentExecution):
         run_lanes(body, [LANES], [np.uint32])
+
+
+SMALL_FORMATS = {
+    # bits, and the bit from which on they lie in a byte; ml_dtypes' type
+    "e4m3": (8, 0, ml_dtypes.float8_e4m3fn),
+    "e5m2": (8, 0, ml_dtypes.float8_e5m2),
+    "e3m2": (6, 0, ml_dtypes.float6_e3m2fn),
+    "e2m3": (6, 0, ml_dtypes.float6_e2m3fn),
+    "e2m1": (4, 2, ml_dtypes.float4_e2m1fn),
+}
+KINDS = {
+    # kind, scale factors of a row, types of A and B, type of the factors
+    "nvfp4": ("mxf4nvf4", 4, "e2m1", "e2m1", "ue4m3"),
+    "mxfp4": ("mxf4", 2, "e2m1", "e2m1", "ue8m0"),
+    "mxfp8": ("mxf8f6f4", 1, "e4m3", "e5m2", "ue8m0"),
+    "mxfp6": ("mxf8f6f4", 1, "e3m2", "e2m3", "ue8m0"),
+    "mixed": ("mxf8f6f4", 1, "e2m1", "e4m3", "ue8m0"),
+    "unscaled": ("f8f6f4", 0, "e2m1", "e3m2", ""),
+}
+
+
+def scale_words(factors: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+    """A register with the factors of row i in lane `lanes[i]`, garbage elsewhere."""
+    words = np.full((32, 4), 0x81, np.uint8)
+    words[lanes, : factors.shape[1]] = factors
+    return words.view(np.uint32)[:, 0]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("a_thread", "b_thread"), [(0, 0), (1, 3)])
+def test_products_of_small_formats(name: str, a_thread: int, b_thread: int) -> None:
+    kind, vectors, a_type, b_type, scale_type = KINDS[name]
+    packed_kind = kind.startswith("mxf4")
+    bits, k = (4, 64) if packed_kind else (8, 32)
+    generator = np.random.default_rng(k)
+    matrices, words = [], []
+    for type_name, rows in ((a_type, 16), (b_type, 8)):
+        width, shift, dtype = SMALL_FORMATS[type_name]
+        codes = generator.integers(-2, 3, (rows, k)).astype(dtype).view(np.uint8)
+        matrices.append(codes.view(dtype).astype(np.float64))
+        codes = (codes & (1 << width) - 1) << (0 if packed_kind else shift)
+        element = a_element if rows == 16 else lambda _, bits, i: b_element(bits, i)[::-1]
+        lanes = [codes[element(16, bits, i)] for i in range(rows * k // 32)]
+        words.append(packed(np.array(lanes), bits))
+    text = f"mma.sync.aligned.m16n8k{k}.row.col.kind::{kind}"
+    scales = []
+    if vectors:
+        low = {"ue8m0": 126, "ue4m3": 0x30}[scale_type]
+        row = np.arange(16)
+        for index, (rows, lanes) in enumerate(
+            ((16, 4 * (row % 8) + row // 8 + 2 * a_thread), (8, 4 * np.arange(8) + b_thread))
+        ):
+            codes = generator.integers(low, low + 4, (rows, vectors), dtype=np.uint8)
+            dtype = {"ue8m0": ml_dtypes.float8_e8m0fnu, "ue4m3": ml_dtypes.float8_e4m3fn}[
+                scale_type
+            ]
+            factors = codes.view(dtype).astype(np.float64)
+            matrices[index] = matrices[index] * np.repeat(factors, k // vectors, 1)
+            scales.append(scale_words(codes, lanes))
+        text += f".block_scale.scale_vec::{vectors}X"
+    inputs = [*words[0], *words[1], *scales]
+    names = [f"%a{i}" for i in range(len(inputs))]
+    a_names, b_names = ", ".join(names[:4]), ", ".join(names[4:6])
+    text += f".f32.{a_type}.{b_type}.f32" + f".{scale_type}" * bool(vectors)
+    body = f".reg .b32 %zero; mov.b32 %zero, 0; {text} {{%d0, %d1, %d2, %d3}}, {{{a_names}}}, "
+    body += f"{{{b_names}}}, {{%zero, %zero, %zero, %zero}}"
+    if vectors:
+        body += f", {{%a6}}, {{0, {a_thread}}}, %a7, {{0, {b_thread}}}"
+    got = np.array(run_lanes(body + ";", inputs, [np.uint32] * 4)).view(np.float32)
+    places = [(GROUP + 8 * (i // 2), 2 * THREAD + i % 2) for i in range(4)]
+    expected = matrices[0] @ matrices[1].T
+    assert np.array_equal(got, np.array([expected[place] for place in places]))
+
+
+@pytest.mark.parametrize(("m", "k"), [(8, 4), (16, 4), (16, 8), (16, 16)])
+def test_products_of_doubles(m: int, k: int) -> None:
+    generator = np.random.default_rng(k)
+    a, b = generator.integers(-9, 10, (m, k)) / 4, generator.integers(-9, 10, (k, 8)) / 4
+    a_lanes = [a[a_element(m, 32, i)] for i in range(m * k // 32)]
+    b_lanes = [b[b_element(32, i)] for i in range(8 * k // 32)]
+    count = m * 8 // 32
+    names = [f"%a{i}" for i in range(len(a_lanes) + len(b_lanes))]
+    results = ", ".join(f"%d{i}" for i in range(count))
+    body = f"""
+        .reg .b64 %one; mov.f64 %one, 0d3FF0000000000000;
+        mma.sync.aligned.m{m}n8k{k}.row.col.f64.f64.f64.f64 {{{results}}},
+            {{{", ".join(names[: len(a_lanes)])}}}, {{{", ".join(names[len(a_lanes) :])}}},
+            {{{", ".join(["%one"] * count)}}};
+    """
+    got = run_lanes(
+        body, [each.view(np.uint64) for each in a_lanes + b_lanes], [np.float64] * count
+    )
+    places = [(GROUP + 8 * (i // 2), 2 * THREAD + i % 2) for i in range(count)]
+    assert np.array_equal(np.array(got), np.array([(a @ b + 1)[place] for place in places]))
+
+
+def test_a_matrix_that_is_there_already_may_be_stored_again() -> None:
+    """Warps of Triton's kernels that hold the same values all store them; others' are a race."""
+    body = """
+        .shared .align 16 .b8 box[128]; .reg .b32 %row, %base; and.b32 %row, %t, 7;
+        mov.u32 %base, box; mad.lo.u32 %row, %row, 16, %base;
+        stmatrix.sync.aligned.m8n8.x1.shared.b16 [%row], {%a0}; bar.sync 0;
+        ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%d0}, [%row];
+    """
+    same = np.tile(LANES, 2)
+    (got,) = run_lanes(body, [same], [np.uint32], block=64)
+    assert np.array_equal(got, same)
+    with pytest.raises(DataRace):
+        run_lanes(body, [np.arange(64, dtype=np.uint32)], [np.uint32], block=64)

@@ -370,11 +370,11 @@ class Cta:
             if not operation.must_finish:
                 continue
             what = f"CTA {self.index} ended and nobody waited for {operation.name}"
-            if operation.reads or operation.writes:
+            if operation.writes:
                 raise UnfinishedAsync(what)
-            # It only signals: NVIDIA's kernels leave the last ones of a pipeline be.
-            note = "an arrival after the end of the CTA"
-            self.launch.note(note, UnfinishedAsync, f": {what}")
+            # It only reads, or only signals: NVIDIA's kernels leave their last ones be.
+            note = "a copy that still reads" if operation.reads else "an arrival"
+            self.launch.note(f"{note} after the end of the CTA", UnfinishedAsync, f": {what}")
         while self.pending:
             self.advance(self.eligible()[0], 0)
 
@@ -391,6 +391,8 @@ class Launch:
         Kernel parameters, at their generic address.
     counts : list of int
         How often each closure of the program ran, by warps.
+    waiting : list of (int, int, int)
+        CTAs that have not begun.
     events : int
         Counts what could end somebody's polling.
     notes : Counter
@@ -412,6 +414,7 @@ class Launch:
     notes: Counter[str] = field(default_factory=Counter)
     warp_instructions: dict[tuple[int, int, int], list[int]] = field(default_factory=dict)
     counts: list[int] = field(default_factory=list)
+    waiting: list[tuple[int, int, int]] = field(default_factory=list)
     events: int = 0
     instructions: int = 0
     _clock: int = 0

@@ -11,7 +11,7 @@ import numpy as np
 from emulator.errors import UnsupportedInstruction
 from emulator.instructions.families import load_all
 from emulator.instructions.registry import (
-    ASSERTION_FAILURE,
+    EXTERNAL_FUNCTIONS,
     Closure,
     Decoder,
     Mask,
@@ -140,7 +140,7 @@ class _Linker:
             place = f"{parsed.text}, line {parsed.line}"
             if not isinstance(called, Name):
                 raise UnsupportedInstruction(f"{place} (an indirect call)")
-            if called.text == ASSERTION_FAILURE:
+            if called.text in EXTERNAL_FUNCTIONS:
                 continue
             callee = self.module.functions.get(called.text)
             if callee is None or not callee.instructions:

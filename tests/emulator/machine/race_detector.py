@@ -253,12 +253,28 @@ class RaceDetector:
                 reader = self._late_reader(other, epoch, lanes_then, known)
                 if reader is not None:
                     address = self._shared.origin + int(_places(where)[first])
-                    self._raise(warp.index, reader, address, does, "read")
+                    self._refuse_copy(warp, reader, epoch, known, address, does)
                 late &= (epochs != epoch) | (readers != lanes_then)
         if self._earlier:
             at = range(where.start, where.stop) if isinstance(where, slice) else where.tolist()
             self._check_earlier(warp.index, at, known)
         self._writes[where] = 0
+
+    def _refuse_copy(
+        self, warp: Warp, reader: int, epoch: int, known: np.ndarray, address: int, does: str
+    ) -> None:
+        """An operation overwrites what a thread read: a note where its warp told of that epoch."""
+        first = reader // WARP * WARP
+        try:
+            self._raise(warp.index, reader, address, does, "read")
+        except DataRace as error:
+            if (
+                first // WARP >= self.clocks.warps
+                or not (known[first : first + WARP] >= epoch).any()
+            ):
+                raise
+            what = "a copy over what lanes read, of which another lane told without bar.warp.sync"
+            warp.cta.launch.note(what, DataRace, f": {error}")
 
     def begin_copies(self, where: np.ndarray) -> int:
         """Copies of `cp.async` start to write bytes, which nobody knows before a wait; a mark."""

@@ -208,22 +208,6 @@ def _values(warp: Warp, place: Place) -> np.ndarray:
     return np.asarray(warp.slots[place.slot]).astype(np.uint64) & place.mask
 
 
-def _carry_and(
-    warp: Warp, sources: Sequence[Place], given: list[np.ndarray], targets: int
-) -> list[np.ndarray]:
-    """A zero makes the bit of the other operand irrelevant."""
-    (a, b), (x, y) = given, (_values(warp, each) for each in sources)
-    return [(a & b) | (a & y) | (b & x)]
-
-
-def _carry_or(
-    warp: Warp, sources: Sequence[Place], given: list[np.ndarray], targets: int
-) -> list[np.ndarray]:
-    """A one makes the bit of the other operand irrelevant."""
-    (a, b), (x, y) = given, (_values(warp, each) for each in sources)
-    return [(a & b) | (a & ~y) | (b & ~x)]
-
-
 def _carry_bits(
     warp: Warp, sources: Sequence[Place], given: list[np.ndarray], targets: int
 ) -> list[np.ndarray]:
@@ -260,9 +244,45 @@ def _carry_move(
     return [np.bitwise_or.reduce(parts)]
 
 
+def carry_by(function: Callable[..., np.ndarray], moved: int) -> Carry:
+    """What moves bits of its first operands moves those that are undefined; others decide how."""
+
+    def carry(
+        warp: Warp, sources: Sequence[Place], given: list[np.ndarray], targets: int
+    ) -> list[np.ndarray]:
+        if any(bits.any() for bits in given[moved:]):
+            return carry_all(warp, sources, given, targets)
+        operands = [np.asarray(warp.slots[each.slot]) for each in sources]
+        for index in range(moved):
+            operands[index] = given[index].astype(operands[index].dtype)
+        return [function(*operands).astype(np.uint64)]
+
+    return carry
+
+
+def carry_flips(function: Callable[..., np.ndarray]) -> Carry:
+    """Of a function bit by bit: undefined is what depends on undefined bits, these being what."""
+
+    def carry(
+        warp: Warp, sources: Sequence[Place], given: list[np.ndarray], targets: int
+    ) -> list[np.ndarray]:
+        values = [np.asarray(warp.slots[each.slot]) for each in sources]
+        flips = [bits.astype(value.dtype) for bits, value in zip(given, values, strict=True)]
+        result, changed = function(*values), np.zeros_like(values[0])
+        for chosen in range(1, 1 << len(values)):
+            flipped = [
+                value ^ flip if chosen >> index & 1 else value
+                for index, (value, flip) in enumerate(zip(values, flips, strict=True))
+            ]
+            changed |= function(*flipped) ^ result
+        return [changed.astype(np.uint64)]
+
+    return carry
+
+
 CARRIES: dict[str, Carry] = {
-    "and": _carry_and,
-    "or": _carry_or,
+    "and": carry_flips(np.bitwise_and),
+    "or": carry_flips(np.bitwise_or),
     "xor": _carry_bits,
     "not": _carry_bits,
     "selp": _carry_choice,

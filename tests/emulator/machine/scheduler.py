@@ -80,8 +80,9 @@ class Scheduler:
         self.instruction_limit = instruction_limit
         self.generator = launch.generator
         self.resident: list[Cta] = []
-        self.waiting: list[tuple[int, int, int]] = list(self._cta_indices())
-        self.waiting = [self.waiting[i] for i in self.generator.permutation(len(self.waiting))]
+        indices = list(self._cta_indices())
+        self.waiting = [indices[i] for i in self.generator.permutation(len(indices))]
+        launch.waiting = self.waiting
         self._leader: Warp | None = None
         self._turn = 0
         self._idle_turns = 0

@@ -28,6 +28,11 @@ USED = {
     "through local memory": "st.local.b32 [frame], %u; ld.local.b32 %d0, [frame];",
     "one bit of it": "and.b32 %x, %u, 1; or.b32 %d0, %x, 6;",
     "half of a register": "mov.b32 {%s, %v}, %a0; cvt.u16.u32 %v, %u; mov.b32 %d0, {%s, %v};",
+    "compared, and the other is true": (
+        "setp.eq.u32 %odd, %t, %t; setp.lt.and.u32 %p, %u, 3, %odd; selp.u32 %d0, 1, 2, %p;"
+    ),
+    "in a table": "lop3.b32 %d0, %u, %a0, 0, 0x3C;",
+    "a byte of it": "prmt.b32 %d0, %u, %a0, 0x7650;",
     "atomically": "mov.u32 %d0, 0; st.shared.b32 [%o], 0; atom.shared.add.u32 %x, [%o], %u;",
 }
 THREES = 3 * np.arange(32, dtype=np.uint32)  # %a0
@@ -42,6 +47,32 @@ UNUSED = {
     "shifted away": ("shr.u32 %x, %u, 31; shr.u32 %x, %x, 1; add.u32 %d0, %x, %a0;", THREES),
     "other half": (
         "cvt.u16.u32 %v, %u; mov.b32 {%s, _}, %a0; mov.b32 %x, {%s, %v}; mov.b32 {%s, _}, %x;"
+        "cvt.u32.u16 %d0, %s;",
+        THREES,
+    ),
+    "a false operand decides": (
+        "setp.ne.or.u32 %p, %t, %t, %odd; setp.eq.and.u32 %p, %u, 3, !%p; setp.eq.u32 %odd, %t, 77;"
+        "setp.lt.and.u32 %p, %u, 3, %odd; selp.u32 %d0, 1, 2, %p;",
+        np.full(32, 2),
+    ),
+    "a true operand decides": (
+        "setp.eq.u32 %odd, %t, %t; setp.lt.or.u32 %p, %u, 3, %odd; selp.u32 %d0, 1, 2, %p;",
+        np.full(32, 1),
+    ),
+    "a comparison decides": (
+        "setp.ne.u32 %odd, %u, 0; setp.ne.and.u32 %p, %t, %t, %odd; selp.u32 %d0, 1, 2, %p;",
+        np.full(32, 2),
+    ),
+    "the table leaves it out": ("lop3.b32 %d0, %u, %a0, 0, 0xCC;", THREES),
+    "other bytes": ("prmt.b32 %d0, %u, %a0, 0x7654;", THREES),
+    "shifted out of two": (
+        "shf.l.wrap.b32 %x, %u, %a0, 0; shf.r.clamp.b32 %d0, %a0, %u, 0; add.u32 %d0, %d0, %x;"
+        "sub.u32 %d0, %d0, %x; shf.r.clamp.b32 %d0, %a0, %u, 0;",
+        THREES,
+    ),
+    "bits beside it": ("bfi.b32 %x, %u, %a0, 16, 8; bfe.u32 %d0, %x, 0, 16;", THREES),
+    "converted away": (
+        "cvt.u16.u32 %v, %u; mov.b32 {%s, _}, %a0; mov.b32 %x, {%s, %v}; cvt.u16.u32 %s, %x;"
         "cvt.u32.u16 %d0, %s;",
         THREES,
     ),

@@ -11,6 +11,7 @@ from emulator.programs.tcgen05_kernels import (
     AFTER,
     COMMIT,
     SCALE_A_COLUMN,
+    SCALE_B_COLUMN,
     SCALES_AT,
     MmaCase,
     descriptor_register,
@@ -209,6 +210,20 @@ def test_replacing_scale_factors_without_waiting_is_only_refused_when_strict() -
         case.result(0, body)
     notes = case.report(body).notes
     assert notes == {"cp -> cp without waiting": 1, "mma -> cp without waiting": 1}
+
+
+def test_scale_factors_of_b_from_an_odd_column_are_only_refused_when_strict() -> None:
+    """CUTLASS aligns them to two columns; elsewhere hardware is said to fault."""
+    case, expected = nvfp4_case()
+    for column, strict_fault in ((SCALE_B_COLUMN + 1, True), (SCALE_B_COLUMN + 2, False)):
+        body = broken(case, f"%r20, {SCALE_B_COLUMN};", f"%r20, {column};", count=2)
+        what = "tcgen05.mma with scale factors of B from an odd column"
+        assert case.report(body).notes == ({what: 1} if strict_fault else {})
+        if strict_fault:
+            with pytest.raises(errors.TensorMemoryMisuse, match="of B from an odd column"):
+                case.result(0, body)
+        else:
+            np.testing.assert_array_equal(case.result(0, body).view(np.float32), expected)
 
 
 USES = {
