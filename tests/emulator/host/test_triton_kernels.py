@@ -51,6 +51,7 @@ def test_a_block_scaled_gemm(kernels: Any, name: str, capability: int) -> None:
         given |= {matrix: packed, f"{matrix}_scales": scales if is_e4m3 else scales.view(np.uint8)}
     given["d"] = np.zeros((128, 128), np.float32)
     constants = {"depth": depth, "block": block, "form": form, "per_byte": per_byte}
+    constants["step"] = 128
     compiled = kernels.compile_kernel(kernels.scaled_gemm, capability, given, constants)
     for seed in SEEDS:
         compiled.run((1,), given, seed)

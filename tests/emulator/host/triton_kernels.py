@@ -120,10 +120,10 @@ def _scalar(value: int | float) -> str:
 @triton.jit
 def scaled_gemm(
     a, a_scales, b, b_scales, d, depth: tl.constexpr, block: tl.constexpr, form: tl.constexpr,
-    per_byte: tl.constexpr,
+    per_byte: tl.constexpr, step: tl.constexpr,
 ):  # fmt: skip
     """D [128, 128] = (A * its scales) (B * its scales)^T, of `block` values to a scale."""
-    rows, step = tl.arange(0, 128), tl.constexpr(128)
+    rows = tl.arange(0, 128)
     total = tl.zeros((128, 128), tl.float32)
     for start in range(0, depth, step):
         codes = start // per_byte + tl.arange(0, step // per_byte)
