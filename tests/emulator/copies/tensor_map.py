@@ -189,10 +189,14 @@ class TensorMap:
         ------
         UnsupportedInstruction
             Interleaving, a padded type, or the 8-byte flip.
+        TensorMapError
+            Rows of a box that are no multiples of 16 bytes, which the driver refuses.
         """
         if self.interleave != 0:
             raise UnsupportedInstruction(f"tensor map of interleave {self.interleave}")
         _ = self.element_bits, self.swizzling  # these refuse what they do not know
+        if self.row_bytes % CELL:
+            raise TensorMapError(f"rows of {self.row_bytes} bytes of a box are no multiples of 16")
 
     def locate(self, coordinates: tuple[int, ...]) -> Box:
         """The bytes of the box that starts at `coordinates` (elements, innermost first)."""
