@@ -97,7 +97,7 @@ def rule_of(metadata: Mapping[str, str], source: object) -> SelectionRule:
     except ValueError:
         scale = float("nan")
     known = metadata["score"] in (RELU_SUM, BLOCK_MAX) and len(counts) == (
-        1 if kind == TOKENS else 2 if kind == BLOCKS else 0
+        1 if kind == TOKENS else 2 if kind == BLOCKS else -1
     )
     heads, local, pool = numbers["heads"], numbers["local"], numbers["pool"]
     if not known or None in counts or not heads or local is None or not pool or not scale > 0:

@@ -59,5 +59,9 @@ class StudyInputs:
     weights: str | None = None
     """Tensor of the weights of heads, or a pattern; every weight is 1 if null."""
 
+    pool: int = 1
+    """Tokens that a key stands for, as a capture's files state it: a row sees the keys of whole
+    ones up to its position."""
+
     calibration: Path | None = None
     """Calibration file of another capture; null for what the other requests of a layer give."""

@@ -262,7 +262,9 @@ def _layer(
     row_lengths = [keys.context_lengths[request] for request in row_requests]
     if inputs.positions is not None:
         name = _query_companion(inputs, query_source, query_tensor, inputs.positions, "positions")
-        row_lengths = _lengths_at_positions(query_source, name, row_requests, row_lengths)
+        row_lengths = _lengths_at_positions(
+            query_source, name, row_requests, row_lengths, inputs.pool
+        )
     elif inputs.causal:
         row_lengths = _causal_lengths(query_tensor, row_requests, row_lengths)
     request_rows: list[list[int]] = [[] for _ in keys.context_lengths]
@@ -407,8 +409,13 @@ def _causal_lengths(
 
 
 def _lengths_at_positions(
-    source: TensorSource, name: str, row_requests: list[int], request_lengths: list[int]
+    source: TensorSource,
+    name: str,
+    row_requests: list[int],
+    request_lengths: list[int],
+    pool: int,
 ) -> list[int]:
+    """Keys seen by rows at these positions; of pooled keys, those of whole pools."""
     stored, positions = source[name], _integers(source, name)
     if len(positions) != len(row_requests):
         raise InputError(
@@ -418,13 +425,15 @@ def _lengths_at_positions(
         )
     lengths = []
     for row, position in enumerate(positions):
-        if not 0 <= position < request_lengths[row]:
+        # A request of whole pools and an incomplete one has one key less than pools.
+        tokens = (request_lengths[row] + 1) * pool - 1 if pool > 1 else request_lengths[row]
+        if not 0 <= position < tokens:
             raise InputError(
-                f"tensor {name} must be 0 to {request_lengths[row] - 1} for row {row}, a position "
-                f"in request {row_requests[row]}, got {position}",
+                f"tensor {name} must be 0 to {tokens - 1} for row {row}, a position in request "
+                f"{row_requests[row]}, got {position}",
                 source=stored.path,
             )
-        lengths.append(position + 1)
+        lengths.append((position + 1) // pool)
     return lengths
 
 

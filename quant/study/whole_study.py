@@ -21,7 +21,8 @@ from sdsa_quant.formats.key_formats import key_format
 from sdsa_quant.formats.transforms import NONE
 from sdsa_quant.layout import DEFAULT_SOFTMAX_SCALE, DEFAULT_TOP_K
 
-from .inputs import DEFAULT_FORMATS, ROWS, StudyInputs
+from .captured import with_stated
+from .inputs import DEFAULT_FORMATS, StudyInputs
 from .ranks import Ranks, joined_ranks, measure_with_workers
 from .rendezvous import local_rank
 from .report import (
@@ -57,7 +58,7 @@ def run(
     requests: Sequence[int] | str | None = None,
     causal: bool = False,
     positions: str | None = None,
-    score: str = ROWS,
+    score: str | None = None,
     weights: str | None = None,
     calibration: str | Path | None = None,
     formats: Sequence[str] = DEFAULT_FORMATS,
@@ -103,9 +104,10 @@ def run(
         positions.
     positions : str, optional
         Tensor of each row's position, from 0, or a pattern, for causal rows that are not the last.
-    score : str
+    score : str, optional
         Score of a key: ``rows``, each query row by itself, or ``relu-sum``, the weighted sum of
-        ReLUs over the heads of query rows ``[rows, heads, 128]``.
+        ReLUs over the heads of query rows ``[rows, heads, 128]``; by default what a capture's files
+        state, or ``rows``. They also state weights, requests and positions.
     weights : str, optional
         Tensor of the weights of heads ``[rows, heads]``, or a pattern, for ``relu-sum``; every
         weight is 1 by default.
@@ -164,10 +166,10 @@ def run(
         requests=requests if requests is None or isinstance(requests, str) else tuple(requests),
         causal=causal or positions is not None,  # positions are what rows see keys up to
         positions=positions,
-        score=score,
         weights=weights,
         calibration=None if calibration is None else Path(calibration),
     )
+    inputs = with_stated(inputs, score)
     settings = StudySettings(
         formats=tuple(formats),
         transforms=transform_choices(rotate, gain, center),

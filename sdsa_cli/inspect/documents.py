@@ -183,7 +183,9 @@ class TensorRecord:
     """Bytes of its data."""
     file: Path
     """The file that holds it."""
-    use: Literal["keys", "queries", "lengths"] | None
+    use: (
+        Literal["keys", "queries", "lengths", "weights", "requests", "positions", "selected"] | None
+    )
     """What the tensor can be, by dtype, shape and name, or null."""
 
 

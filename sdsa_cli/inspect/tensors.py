@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from sdsa_cli.output import Output, fields_table, heading, table
@@ -14,6 +16,12 @@ if TYPE_CHECKING:
 
     from sdsa_quant.files.tensor_source import StoredTensor, TensorSource
 
+Use = Literal["keys", "queries", "lengths", "weights", "requests", "positions", "selected"] | None
+_OF_ROWS: tuple[Literal["requests", "positions", "selected"], ...] = (
+    "requests",
+    "positions",
+    "selected",
+)  # integers beside query rows
 _LISTED_TENSORS = 40  # on the terminal; JSON has them all
 _OTHER_COLUMNS_WIDTH = 50  # of the table of tensors, about; longer names are shown by what differs
 
@@ -32,13 +40,32 @@ def inspect_tensors(sink: Output, source: TensorSource) -> None:
     sink.publish(document, *_tensor_report(document, sink.width))
 
 
-def _use(tensor: StoredTensor) -> Literal["keys", "queries", "lengths"] | None:
-    """What a tensor can be, by dtype and shape; queries are told from keys by their name."""
+def _use(tensor: StoredTensor) -> Use:
+    """What a tensor can be, by dtype and shape; those of a row are told by their names."""
     from sdsa_quant.captures.keys import are_queries, can_be_keys, can_be_lengths
+    from sdsa_quant.captures.names import FLOAT_DTYPES, INTEGER_DTYPES
 
+    name = tensor.name_in_file.rpartition(".")[2]
+    if name == "weights" and tensor.dtype in FLOAT_DTYPES and len(tensor.shape) == 2:
+        return "weights"
+    for each in _OF_ROWS:
+        if name == each and tensor.dtype in INTEGER_DTYPES:
+            return each
     if are_queries(tensor):
         return "queries"
     return "keys" if can_be_keys(tensor) else "lengths" if can_be_lengths(tensor) else None
+
+
+def _shown_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Header fields in order; the texts of a capture by their number."""
+    shown = dict(sorted(metadata.items()))
+    if shown.get("format") == "sdsa-capture" and "texts" in shown:
+        try:
+            tokens = [int(text[2]) for text in json.loads(shown["texts"])]
+        except (ValueError, TypeError, LookupError):
+            return shown
+        shown["texts"] = f"{counted(len(tokens), 'text')}, {sum(tokens):,} tokens"
+    return shown
 
 
 def _tensor_report(document: TensorsDocument, width: int) -> list[RenderableType]:
@@ -66,5 +93,5 @@ def _tensor_report(document: TensorsDocument, width: int) -> list[RenderableType
     if len(tensors) > _LISTED_TENSORS:
         report.append(f"... and {len(tensors) - _LISTED_TENSORS} more; --json lists them all")
     if document.metadata:
-        report += [heading("metadata"), fields_table(dict(sorted(document.metadata.items())))]
+        report += [heading("metadata"), fields_table(_shown_metadata(document.metadata))]
     return report

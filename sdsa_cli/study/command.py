@@ -35,7 +35,7 @@ from sdsa_cli.options import (
 from sdsa_cli.output import Output
 from sdsa_cli.output_paths import require_name
 from sdsa_quant.files.outputs import check_outputs, folders_made, refuse_inputs
-from sdsa_quant.study.inputs import DEFAULT_FORMATS, ROWS
+from sdsa_quant.study.inputs import DEFAULT_FORMATS
 
 from .limits import check_limits, check_validity, parse_limits
 from .pages import CSV_NAME, HTML_NAME, refuse_foreign_pages, write_pages
@@ -93,14 +93,15 @@ def study(
         ),
     ] = None,
     score: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--score",
             metavar="KIND",
             help="Score of a key: rows, each query row by itself, or relu-sum, the weighted sum of "
-            "ReLUs over the heads of query rows [rows, heads, 128].",
+            "ReLUs over the heads of query rows [rows, heads, 128]. Default: what files of sdsa "
+            "capture state, else rows.",
         ),
-    ] = ROWS,
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(

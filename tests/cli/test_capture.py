@@ -137,3 +137,29 @@ def test_without_transformers_it_says_how_to_get_it(
         "error: captures need transformers, which is not installed: "
         "pip install 'transformers==5.24.0'\n"
     )
+
+
+@pytest.mark.usefixtures("model")
+def test_a_capture_is_inspected_and_studied_without_a_flag(sdsa: Run) -> None:
+    sdsa("capture", "model", "--texts", "long.txt", "short.txt", "-o", "out").is_clean()
+    document = sdsa("inspect", "out", "--json").document
+    uses = {each["name"]: each["use"] for each in document["tensors"]}
+    assert {name.removeprefix("layers.0."): use for name, use in list(uses.items())[:7]} == {
+        name: name
+        for name in (
+            "keys",
+            "lengths",
+            "positions",
+            "queries",
+            "requests",
+            "selected",
+            "weights",
+        )
+    }
+    shown = sdsa("inspect", "out").stdout
+    assert "2 texts, 207 tokens" in shown
+    assert "tokens:32" in shown
+    words = ("study", "out", "out", "-o", "report", "--formats", "bf16,nvfp4", "--top-k", "32")
+    report = sdsa(*words, "--no-plots", "--workers", "1", "--json").document
+    assert report["inputs"]["score"] == "relu-sum"
+    assert report["results"][0]["accuracy"]["top_k"][0]["recall"]["mean"] == 1
