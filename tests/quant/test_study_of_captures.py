@@ -1,4 +1,4 @@
-"""A study of what `sdsa_capture` wrote ranks as the model selects, and is told nothing but where."""
+"""A study of what `sdsa_capture` wrote ranks as the model selects, and needs no flag for it."""
 
 from __future__ import annotations
 
