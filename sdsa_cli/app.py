@@ -24,6 +24,7 @@ from .bench import command as bench
 from .calibrate import command as calibrate
 from .capture import command as capture
 from .command import SdsaCommand
+from .convert import command as convert
 from .flags import flag_spelling
 from .help_page import print_help
 from .inspect import command as inspect
@@ -163,6 +164,7 @@ def _add_command(name: str, function: Callable[..., None], examples: str) -> Non
 _add_command(quantize_cache.COMMAND, quantize_cache.quantize_cache, quantize_cache.EXAMPLES)
 _add_command(calibrate.COMMAND, calibrate.calibrate, calibrate.EXAMPLES)
 _add_command(capture.COMMAND, capture.capture, capture.EXAMPLES)
+_add_command(convert.COMMAND, convert.convert, convert.EXAMPLES)
 _add_command(score.COMMAND, score.score, score.EXAMPLES)
 _add_command(inspect.COMMAND, inspect.inspect, inspect.EXAMPLES)
 _add_command(study.COMMAND, study.study, study.EXAMPLES)

@@ -10,6 +10,7 @@ DOCUMENTS = {
     "quantize-cache": "sdsa_cli.quantize_cache.document:QuantizeCacheDocument",
     "calibrate": "sdsa_cli.calibrate.document:CalibrateDocument",
     "capture": "sdsa_cli.capture.document:CaptureDocument",
+    "convert": "sdsa_cli.convert.document:ConvertDocument",
     "score": "sdsa_cli.score.document:ScoreDocument",
     "inspect-tensors": "sdsa_cli.inspect.documents:TensorsDocument",
     "inspect-cache": "sdsa_cli.inspect.documents:CacheDocument",

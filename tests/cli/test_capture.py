@@ -97,7 +97,7 @@ def test_what_cannot_be_done_is_one_line(sdsa: Run) -> None:
     for words, message in (
         (("model", "-o", "out"), "--texts must name a file, got none"),
         (("model", "--texts", "long.txt"), "Missing option '--output' / '-o'"),
-        (("model", "--texts", "long.txt", "-o", ""), "-o must name a file, got no name"),
+        (("model", "--texts", "long.txt", "-o", ""), "-o must not be empty, got ''"),
         (("model", "--texts", "no.txt", "-o", "out"), "no.txt: cannot be read: No such file"),
         (("model", "--texts", "bytes.txt", "-o", "out"), "bytes.txt: must be text in UTF-8"),
         (("model", "--texts", "empty.txt", "-o", "out"), "empty.txt: has no tokens"),

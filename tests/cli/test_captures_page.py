@@ -16,6 +16,7 @@ from support.tiny_models import save_model, tiny_model
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "capture-keys.md"
 BLOCKS = re.compile(r"```(python|sh)\n(.*?)```", re.DOTALL)
 EXPECTED_LENGTHS = {
+    "from-engine": [150, 64],
     "one-request": [600],
     "cache": [400, 150, 50],
     "from-padded": [300, 120],

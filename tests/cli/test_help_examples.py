@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from sdsa_cli.app import app
 from support.command_line import Run
+from support.engine_dumps import engine_dump
 from support.tiny_models import save_model, tiny_model
 
 COMMANDS = [command.name for command in app.registered_commands]
@@ -99,6 +100,8 @@ def test_examples_run(workplace: Path, sdsa: Run, command: str) -> None:
     assert lines, "every command has examples"
     if command == "capture":
         save_model(tiny_model("DeepseekV32"), workplace / "model")
+    if command == "convert":
+        save_file(engine_dump("fp8-planes", [100, 64]).tensors, workplace / "dump.safetensors")
     if command != "quantize-cache":
         made = ("-o", "cache.safetensors", "--lengths", "lengths")
         sdsa("quantize-cache", "keys.safetensors", *made).is_clean()

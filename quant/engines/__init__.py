@@ -1,0 +1,1 @@
+"""Caches and selections as inference engines hold them: decoded, converted, and checked."""

@@ -1,0 +1,1 @@
+"""`sdsa convert`: its command and its document."""
