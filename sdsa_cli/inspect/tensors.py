@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
@@ -56,16 +57,27 @@ def _use(tensor: StoredTensor) -> Use:
     return "keys" if can_be_keys(tensor) else "lengths" if can_be_lengths(tensor) else None
 
 
-def _shown_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Header fields in order; the texts of a capture by their number."""
-    shown = dict(sorted(metadata.items()))
-    if shown.get("format") == "sdsa-capture" and "texts" in shown:
-        try:
-            tokens = [int(text[2]) for text in json.loads(shown["texts"])]
-        except (ValueError, TypeError, LookupError):
-            return shown
-        shown["texts"] = f"{counted(len(tokens), 'text')}, {sum(tokens):,} tokens"
-    return shown
+def _shown_metadata(metadata: Mapping[str, str], files: int) -> dict[str, str]:
+    """Header fields in order; once what all files have alike, and the texts of a capture by number.
+
+    Of several files, names are ``file:field``.
+    """
+    values: dict[str, list[str]] = {}
+    for name, value in metadata.items():
+        values.setdefault(name.rpartition(":")[2] if files > 1 else name, []).append(value)
+    common = {
+        name: found[0] for name, found in values.items() if found == found[:1] * max(files, 1)
+    }
+    others = {
+        name: value
+        for name, value in metadata.items()
+        if (name.rpartition(":")[2] if files > 1 else name) not in common
+    }
+    if common.get("format") == "sdsa-capture" and "texts" in common:
+        with contextlib.suppress(ValueError, TypeError, LookupError):
+            tokens = [int(text[2]) for text in json.loads(common["texts"])]
+            common["texts"] = f"{counted(len(tokens), 'text')}, {sum(tokens):,} tokens"
+    return dict(sorted(common.items())) | dict(sorted(others.items()))
 
 
 def _tensor_report(document: TensorsDocument, width: int) -> list[RenderableType]:
@@ -93,5 +105,8 @@ def _tensor_report(document: TensorsDocument, width: int) -> list[RenderableType
     if len(tensors) > _LISTED_TENSORS:
         report.append(f"... and {len(tensors) - _LISTED_TENSORS} more; --json lists them all")
     if document.metadata:
-        report += [heading("metadata"), fields_table(_shown_metadata(document.metadata))]
+        report += [
+            heading("metadata"),
+            fields_table(_shown_metadata(document.metadata, len(document.files))),
+        ]
     return report
