@@ -36,7 +36,7 @@ def list_pages(problem: ScoreProblem) -> PageList:
     blocks_of_group = (lengths + PAGE - 1) // PAGE
     groups = torch.repeat_interleave(blocks_of_group)
     first = blocks_of_group.cumsum(0) - blocks_of_group
-    blocks = torch.arange(groups.shape[0], device=groups.device) - first[groups]
+    blocks = torch.arange(groups.shape[0], device=groups.device, dtype=torch.int64) - first[groups]
     return PageList(
         pages=problem.block_table[problem.requests[groups].long(), blocks],
         groups=groups,

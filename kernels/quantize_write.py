@@ -161,7 +161,7 @@ def quantize_keys(
     pages = -(-count // PAGE)
     codes = values.new_empty((pages, PAGE, PACKED_DIM), dtype=torch.uint8)
     scales = values.new_empty((pages, PAGE, SCALES_PER_KEY), dtype=torch.uint8)
-    slots = torch.arange(count, device=values.device)
+    slots = torch.arange(count, device=values.device, dtype=torch.int64)
     quantize_write_nvfp4(values.contiguous(), slots, key_cache=codes, key_scales=scales)
     return codes.flatten(0, 1)[:count], scales.flatten(0, 1)[:count].view(torch.float8_e4m3fn)
 

@@ -102,9 +102,9 @@ class _ScoreWriter:
     def __init__(self, problem: ScoreProblem) -> None:
         scores = problem.scores
         self._scores = scores
-        self._rows = torch.arange(problem.rows_per_group, device=problem.device)
+        self._rows = torch.arange(problem.rows_per_group, device=problem.device, dtype=torch.int64)
         self._rows_per_group = problem.rows_per_group
-        self._columns = torch.arange(PAGE, device=problem.device)
+        self._columns = torch.arange(PAGE, device=problem.device, dtype=torch.int64)
         # Whole pages are written 64 entries at a time, through a view of them.
         self._pages = scores.as_strided(
             (scores.shape[0], scores.shape[1] // PAGE, PAGE), (scores.stride(0), PAGE, 1)

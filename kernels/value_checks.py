@@ -55,9 +55,9 @@ def check_device_values(problem: ScoreProblem) -> None:
             f"of group {group}, got {table.shape[1]}"
         )
     # One pass per request: the longest group of a request reads the most of its table row.
-    needed = torch.zeros(table.shape[0], dtype=torch.long)
+    needed = torch.zeros(table.shape[0], dtype=torch.long, device="cpu")
     needed.scatter_reduce_(0, requests[used], pages[used], reduce="amax")
-    columns = torch.arange(table.shape[1])
+    columns = torch.arange(table.shape[1], dtype=torch.int64, device="cpu")
     read = columns[None, :] < needed[:, None]
     bad_page = read & ((table < 0) | (table >= problem.key_cache.shape[0]))
     if bad_page.any():

@@ -55,13 +55,18 @@ def is_trusted(device: int, variant: str) -> bool:
         refuse_capture_before_warmup(device, "indexer_scores")
         with _lock:
             if (device, variant) not in _verdicts:
-                reason = _verdict(device, variant)
-                _verdicts[device, variant] = reason  # first: a warning can be an error
+                try:
+                    reason = _verdict(device, variant)
+                except _NotAskedError as error:  # no verdict: the next call asks again
+                    reason = str(error)
+                else:
+                    _verdicts[device, variant] = reason  # first: a warning can be an error
                 if reason is not None:
                     warnings.warn(
                         f"kernel {variant} is not used on cuda:{device}: {reason}",
                         stacklevel=2,
                     )
+                    return False
     return _verdicts[device, variant] is None
 
 
@@ -70,13 +75,19 @@ def known_reason_against(device: int, variant: str) -> str | None:
     return _verdicts.get((device, variant))
 
 
+class _NotAskedError(Exception):
+    """The problem of a check could not be made or scored: nothing was learned of the variant."""
+
+
 def _verdict(device: int, variant: str) -> str | None:
-    """Why not to trust a variant; whatever fails is a reason to use the warp-level kernel.
+    """Why not to trust a variant; whatever of it fails is a reason to use the warp-level kernel.
 
     Raises
     ------
     DeviceLostError
         A check on the device hangs, now or since an earlier call.
+    _NotAskedError
+        The check could not be made.
     """
     if device in _lost:
         raise DeviceLostError(_lost[device])
@@ -85,19 +96,14 @@ def _verdict(device: int, variant: str) -> str | None:
     except DeviceLostError as error:
         _lost[device] = str(error)
         raise
+    except _NotAskedError:
+        raise
     except Exception as error:
         return f"its self-check failed to run: {error}"
 
 
 def _reason_against(device: int, variant: str) -> str | None:
-    format_pair = "bf16" if variant == "tcgen05_bf16" else "nvfp4"
-    problem = exact_problem(
-        format_pair, torch.device("cuda", device), _LENGTHS, rows_per_group=_ROWS
-    )
-    expected = replace(problem, scores=problem.scores.clone())
-    _run(expected, _warp_variant(problem, device))
-    if variant == TILED_SCALES_VARIANT:
-        problem = with_tiled_scales(problem)
+    problem, expected = _check(device, variant)
     _run(problem, variant)
     different = problem.scores != expected.scores
     if bool(different.any()):
@@ -108,6 +114,23 @@ def _reason_against(device: int, variant: str) -> str | None:
             f"and {int(different.sum()) - 1} others)"
         )
     return None
+
+
+def _check(device: int, variant: str) -> tuple[ScoreProblem, ScoreProblem]:
+    """The problem to score by a variant, and as the warp-level kernel has scored it."""
+    format_pair = "bf16" if variant == "tcgen05_bf16" else "nvfp4"
+    try:
+        problem = exact_problem(
+            format_pair, torch.device("cuda", device), _LENGTHS, rows_per_group=_ROWS
+        )
+        expected = replace(problem, scores=problem.scores.clone())
+        _run(expected, _warp_variant(problem, device))
+        tiled = variant == TILED_SCALES_VARIANT
+        return with_tiled_scales(problem) if tiled else problem, expected
+    except DeviceLostError:
+        raise
+    except Exception as error:
+        raise _NotAskedError(f"its self-check could not be made: {error}") from error
 
 
 def _warp_variant(problem: ScoreProblem, device: int) -> str:

@@ -121,7 +121,7 @@ def _read(problem: ScoreProblem, fill: float | None) -> WrittenScores:
     step = max(_ENTRIES_AT_A_TIME // max(rows, 1), 64)
     for first in range(0, width, step):
         part = problem.scores[:, first : first + step]
-        keys = torch.arange(first, first + part.shape[1], device=problem.device)
+        keys = torch.arange(first, first + part.shape[1], device=problem.device, dtype=torch.int64)
         below = keys < lengths
         past = (part != fill) & ~below
         if fill is not None and bool(past.any()):

@@ -41,7 +41,7 @@ def top_k_from_candidates(
     check_candidates(candidates, ranges, top_keys)
     with torch.inference_mode():
         keys, bits = candidates[:, :, 0], candidates[:, :, 1]
-        slot = torch.arange(candidates.shape[1], device=candidates.device)
+        slot = torch.arange(candidates.shape[1], device=candidates.device, dtype=torch.int64)
         inside = (slot >= ranges[0][:, None]) & (slot < ranges[1][:, None])
         # One int64 a pair: the score's order above, the key counted down below. No two are equal.
         order = (order_keys(bits.contiguous().view(torch.float32)).long() << _INDEX_BITS) + (

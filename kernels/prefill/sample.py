@@ -73,7 +73,7 @@ def gather_key_sample(
     if not (requests and blocks and key_cache.shape[0] and offsets.shape[0]):
         return
     with torch.inference_mode():
-        slot = torch.arange(offsets.shape[0], device=offsets.device)
+        slot = torch.arange(offsets.shape[0], device=offsets.device, dtype=torch.int64)
         block = slot // samples_per_run * pages_per_run + offsets.long() // PAGE  # [capacity]
         live = (slot < sample_ends[:, None]) & (block < blocks)  # [requests, capacity]
         page = block_table[:, block.clamp(max=blocks - 1)].long().masked_fill(~live, 0)

@@ -196,7 +196,7 @@ def _select(
     if not rows:
         return
     capacity = candidates.shape[1] - top_k
-    seen = torch.arange(width, device=scores.device) < ends[:, None]
+    seen = torch.arange(width, device=scores.device, dtype=torch.int64) < ends[:, None]
     pairs = _pairs(scores, seen, ends, thresholds, top_k, capacity)
     if ranges is not None and (scores.device.type != "cpu" or not bool(pairs.fits.all())):
         kth = _kth_largest(scores, seen, ends, top_k)
@@ -207,7 +207,7 @@ def _select(
     counters[:, 0], counters[:, 1] = pairs.above_count, pairs.tie_count
     # [rows, top_k + capacity]: ties from the last of their slots down, then candidates
     keys = torch.cat((pairs.ties.flip(1), pairs.above), dim=1)
-    slot = torch.arange(keys.shape[1], device=scores.device)
+    slot = torch.arange(keys.shape[1], device=scores.device, dtype=torch.int64)
     first, past = top_k - ties, top_k + above
     written = (slot >= first[:, None]) & (slot < past[:, None])
     if width:
@@ -233,7 +233,7 @@ def _pairs(
     unordered = seen & ~((scores > limit) | (scores == limit) | (scores < limit))
     missing, missing_count = _first_keys(unordered, top_k)
     # The n-th tie: equal ones first, since NaN is below every number.
-    index = torch.arange(top_k, device=scores.device)
+    index = torch.arange(top_k, device=scores.device, dtype=torch.int64)
     later = (index - equal_count[:, None]).clamp(min=0)
     ties = torch.where(index < equal_count[:, None], equal, missing.gather(1, later))
 

@@ -187,7 +187,7 @@ def make_task(
     else:
         scored = transformed.to(torch.bfloat16)
     centered = transform.mean is not None
-    requests_tensor = torch.tensor(requests, dtype=torch.int32)
+    requests_tensor = torch.tensor(requests, dtype=torch.int32, device="cpu")
     context_lengths = paged.context_lengths.cpu()[requests_tensor.long()]
     return ScoreTask(
         query=scored,

@@ -50,11 +50,11 @@ def _select_row(problem: SelectProblem, row: int, length: int) -> None:
     scores = problem.scores[row, :length]
     count = min(problem.top_k, length)
     if count < length:
-        index = torch.arange(length, device=scores.device)
+        index = torch.arange(length, device=scores.device, dtype=torch.int64)
         combined = (order_keys(scores).long() << _INDEX_BITS) + (_LOWER_BITS - index)
         chosen = combined.topk(count, sorted=False).indices.sort().values
     else:
-        chosen = torch.arange(length, device=scores.device)
+        chosen = torch.arange(length, device=scores.device, dtype=torch.int64)
     if problem.top_scores is not None:
         problem.top_scores[row, :count] = scores[chosen]
         problem.top_scores[row, count:] = -torch.inf

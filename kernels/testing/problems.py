@@ -88,10 +88,10 @@ def synthetic_problems(
         query.random_(0, 256, generator=generator)
         query_scales = query.new_empty((shape.rows, SCALES_PER_KEY))
         query_scales.random_(_LEAST_SCALE, _PAST_SCALES, generator=generator)
-    order = torch.randperm(pages, device=device, generator=generator).int()
+    order = torch.randperm(pages, device=device, generator=generator, dtype=torch.int64).int()
     lengths = torch.tensor(shape.lengths, dtype=torch.int32, device=device)
     requests = torch.arange(len(shape.lengths), dtype=torch.int32, device=device)
-    scores = torch.empty((shape.rows, shape.max_context), device=device)
+    scores = torch.empty((shape.rows, shape.max_context), device=device, dtype=torch.float32)
     return [
         check_scores_call(
             (query, key_cache, table, lengths, requests, scores, query_scales, key_scales)
@@ -103,8 +103,8 @@ def synthetic_problems(
 def _block_tables(shape: Shape, order: torch.Tensor, rotations: int) -> Sequence[torch.Tensor]:
     """A table for each rotation; `order` is dealt out group by group."""
     blocks = shape.blocks
-    columns = torch.arange(max(blocks, default=0), device=order.device)
-    used = columns < torch.tensor(blocks, device=order.device)[:, None]
+    columns = torch.arange(max(blocks, default=0), device=order.device, dtype=torch.int64)
+    used = columns < torch.tensor(blocks, dtype=torch.int64, device=order.device)[:, None]
     tables = []
     for part in order.view(rotations, -1):
         table = torch.full(used.shape, -1, dtype=torch.int32, device=order.device)
@@ -144,21 +144,23 @@ def exact_problem(
     query_format, key_format = FORMAT_PAIRS[format_pair]
     generator = torch.Generator().manual_seed(_SEED)
     rows = len(lengths) * rows_per_group
-    records = torch.zeros((pages, record_bytes(key_format)), dtype=torch.uint8)
+    records = torch.zeros((pages, record_bytes(key_format)), dtype=torch.uint8, device="cpu")
     key_cache, key_scales = page_views(records, key_format)
     if key_scales is None:
         _fill_integers(key_cache, generator)
     else:
         _fill_keys(key_cache, key_scales.view(torch.uint8), generator)
     if query_format == NVFP4:
-        query = torch.empty((rows, PACKED_DIM), dtype=torch.uint8)
+        query = torch.empty((rows, PACKED_DIM), dtype=torch.uint8, device="cpu")
         query.random_(0, 256, generator=generator)
         query_scales = _query_scales(rows, generator)
     else:
-        query, query_scales = torch.empty((rows, DIM), dtype=torch.bfloat16), None
+        query, query_scales = torch.empty((rows, DIM), dtype=torch.bfloat16, device="cpu"), None
         _fill_integers(query, generator)
     blocks = -(-max(lengths) // PAGE)
-    table = torch.randint(0, pages, (len(lengths), blocks), generator=generator)
+    table = torch.randint(
+        0, pages, (len(lengths), blocks), generator=generator, dtype=torch.int64, device="cpu"
+    )
     moved, scales = page_views(records.to(device), key_format)
     call = ScoreCall(
         query=query.to(device),
@@ -166,7 +168,7 @@ def exact_problem(
         block_table=table.int().to(device),
         context_lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
         requests=torch.arange(len(lengths), dtype=torch.int32, device=device),
-        scores=torch.full((rows, max(lengths) + 1), UNTOUCHED, device=device),
+        scores=torch.full((rows, max(lengths) + 1), UNTOUCHED, dtype=torch.float32, device=device),
         query_scales=None if query_scales is None else query_scales.to(device),
         key_scales=scales,
     )
@@ -182,20 +184,24 @@ def with_tiled_scales(problem: ScoreProblem) -> ScoreProblem:
 
 def _fill_integers(values: torch.Tensor, generator: torch.Generator) -> None:
     limits = -_LARGEST_INTEGER, _LARGEST_INTEGER + 1
-    values.copy_(torch.randint(*limits, values.shape, generator=generator))
+    values.copy_(
+        torch.randint(*limits, values.shape, generator=generator, dtype=torch.int64, device="cpu")
+    )
 
 
 def _fill_keys(codes: torch.Tensor, scales: torch.Tensor, generator: torch.Generator) -> None:
     """Random codes uint8 ``[pages, 64, 64]`` and scales ``[pages, 64, 8]`` of every byte."""
     codes.random_(0, 256, generator=generator)
-    keys = torch.arange(codes.shape[0] * PAGE, device="cpu")
+    keys = torch.arange(codes.shape[0] * PAGE, device="cpu", dtype=torch.int64)
     one_block = (keys % _EVERY != 0).view(-1, PAGE)
     number = keys - keys // _EVERY - 1  # among the keys of one block, for those
     block = number % SCALES_PER_KEY
-    counts = torch.arange(SCALES_PER_KEY, device="cpu") == block[:, None]
+    counts = torch.arange(SCALES_PER_KEY, device="cpu", dtype=torch.int64) == block[:, None]
     left_out = one_block[..., None] & ~counts.view(*one_block.shape, SCALES_PER_KEY)
     codes.unflatten(-1, (SCALES_PER_KEY, -1)).masked_fill_(left_out[..., None], 0)
-    tame = 0x30 + 8 * torch.randint(0, 3, scales.shape, generator=generator, device="cpu")
+    tame = 0x30 + 8 * torch.randint(
+        0, 3, scales.shape, generator=generator, device="cpu", dtype=torch.int64
+    )
     any_byte = (number * _STRIDE % _SCALE_BYTES).view(*one_block.shape, 1).expand_as(scales)
     scales.copy_(torch.where(one_block[..., None], any_byte, tame))
 
@@ -206,11 +212,11 @@ def _query_scales(rows: int, generator: torch.Generator) -> torch.Tensor:
     A subnormal number has no neighbour with its digits: those rows have one scale, or 0.
     """
     shape = (rows, SCALES_PER_KEY)
-    number = torch.arange(rows, device="cpu") * _STRIDE
+    number = torch.arange(rows, device="cpu", dtype=torch.int64) * _STRIDE
     mantissa = (number % _MANTISSAS)[:, None]
-    firsts = torch.tensor([0, *_FIRST_EXPONENTS], device="cpu")
+    firsts = torch.tensor([0, *_FIRST_EXPONENTS], dtype=torch.int64, device="cpu")
     first = firsts[number // _MANTISSAS % len(firsts)][:, None]
-    step = torch.randint(0, 3, shape, generator=generator, device="cpu")
+    step = torch.randint(0, 3, shape, generator=generator, device="cpu", dtype=torch.int64)
     subnormal = torch.where(step == 0, 0, mantissa)
     scale_bytes = torch.where(first == 0, subnormal, (first + step) * _MANTISSAS + mantissa)
     # The last mantissa with the last exponent is NaN.

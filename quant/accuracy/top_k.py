@@ -66,7 +66,7 @@ def _choose(scores: torch.Tensor, lengths: torch.Tensor | None, chosen: torch.Te
     k = chosen.shape[1]
     excluded = scores.isnan()
     if lengths is not None:
-        columns = torch.arange(scores.shape[1], device=scores.device)
+        columns = torch.arange(scores.shape[1], device=scores.device, dtype=torch.int64)
         excluded |= columns >= lengths[:, None]
     candidates = scores.masked_fill(excluded, -torch.inf)
     kth_largest = candidates.topk(min(k, scores.shape[1]), dim=1).values[:, -1:]
@@ -80,6 +80,6 @@ def _choose(scores: torch.Tensor, lengths: torch.Tensor | None, chosen: torch.Te
 
     counts = torch.bincount(row, minlength=scores.shape[0])
     first = counts.cumsum(0) - counts
-    index = torch.arange(row.shape[0], device=row.device) - first[row]
+    index = torch.arange(row.shape[0], device=row.device, dtype=torch.int64) - first[row]
     kept = index < k
     chosen[row[kept], index[kept]] = column[kept]

@@ -115,10 +115,14 @@ def _tensors(layers: Sequence[LayerCalibration]) -> Iterator[tuple[str, torch.Te
         yield f"{layer.name}.key_mean", layer.key_mean
         yield f"{layer.name}.key_covariance", layer.key_covariance
         yield f"{layer.name}.query_covariance", layer.query_covariance
-        yield f"{layer.name}.counts", torch.tensor([layer.keys, layer.rows])
+        yield f"{layer.name}.counts", _counts(layer)
 
 
 @checked_arguments
+def _counts(layer: LayerCalibration) -> torch.Tensor:
+    return torch.tensor([layer.keys, layer.rows], dtype=torch.int64, device="cpu")
+
+
 def read_calibration(path: str | Path) -> Calibration:
     """Read a calibration file.
 

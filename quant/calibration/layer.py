@@ -24,9 +24,9 @@ class Moments:
     def __init__(self) -> None:
         self.keys = 0
         self.rows = 0
-        self.key_sum = torch.zeros(DIM, dtype=torch.float64)
-        self.key_squares = torch.zeros((DIM, DIM), dtype=torch.float64)
-        self.query_squares = torch.zeros((DIM, DIM), dtype=torch.float64)
+        self.key_sum = torch.zeros(DIM, dtype=torch.float64, device="cpu")
+        self.key_squares = torch.zeros((DIM, DIM), dtype=torch.float64, device="cpu")
+        self.query_squares = torch.zeros((DIM, DIM), dtype=torch.float64, device="cpu")
 
     def add_keys(self, keys: torch.Tensor) -> None:
         """Add floating point ``[n, 128]``."""
@@ -138,7 +138,7 @@ class LayerCalibration:
     @property
     def digest(self) -> str:
         """SHA-256 of the statistics, hexadecimal: what a cache file names its calibration by."""
-        counts = torch.tensor([self.keys, self.rows])
+        counts = torch.tensor([self.keys, self.rows], dtype=torch.int64, device="cpu")
         return tensor_digest(counts, self.key_mean, self.key_covariance, self.query_covariance)
 
 
@@ -153,5 +153,5 @@ def _rotated(covariance: torch.Tensor, rotate: str) -> torch.Tensor:
     if rotate != HADAMARD:
         return covariance
     # +-1 exactly: the products are then of float64 precision, the factor a power of two.
-    signs = hadamard(torch.eye(DIM)).sign().double()
+    signs = hadamard(torch.eye(DIM, dtype=torch.float32, device="cpu")).sign().double()
     return _symmetric(signs @ covariance @ signs / DIM)

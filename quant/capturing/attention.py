@@ -131,7 +131,7 @@ def require_transformers() -> None:
 
 def _add(capture: Capture, layer: CapturedLayer, query: torch.Tensor, key: torch.Tensor) -> None:
     first = key.shape[1] - query.shape[1]
-    nothing = torch.empty(0)
+    nothing = torch.empty(0, dtype=torch.float32, device="cpu")
     call = IndexerCall(first, query.float()[:, :, None], key.float(), None, nothing)
     layer.add(call, capture.every, capture.offset)
 

@@ -111,7 +111,7 @@ def selection_scores(
     if not parts:
         return torch.empty(query.shape[0], 1, 0, dtype=torch.float64, device=query.device)
     scores = torch.cat(parts, -1)
-    index = torch.arange(scores.shape[-1], device=scores.device)
+    index = torch.arange(scores.shape[-1], device=scores.device, dtype=torch.int64)
     seen = (lengths + rule.block - 1) // rule.block
     scores.masked_fill_((index >= seen[:, None])[:, None], -torch.inf)
     if rule.local:

@@ -206,7 +206,9 @@ class _MeanPoolIndexer(Indexer):
         mask, rows = arguments["attention_mask"], arguments["hidden_states"].shape[1]
         open_keys = mask if mask.dtype == torch.bool else mask == 0
         self._first = int(open_keys[0, 0, 0].sum()) - 1
-        seen = (self._first + 1 + torch.arange(rows)) // self.module.compress_ratio
+        seen = (
+            self._first + 1 + torch.arange(rows, dtype=torch.int64, device="cpu")
+        ) // self.module.compress_ratio
         self._scored_rows = int((seen > 0).sum())  # a row that sees no pool is not scored
 
     def _see(self, number: int, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -217,8 +219,10 @@ class _MeanPoolIndexer(Indexer):
     def _call(self, arguments: Arguments, output: Any) -> IndexerCall:
         hidden, pool = arguments["hidden_states"], self.module.compress_ratio
         (batch, rows), scored = hidden.shape[:2], self._scored_rows
-        query = torch.zeros(batch, rows, self.module.index_n_heads, DIM, device=hidden.device)
-        keys = torch.zeros(batch, 0, DIM, device=hidden.device)
+        query = torch.zeros(
+            batch, rows, self.module.index_n_heads, DIM, device=hidden.device, dtype=torch.float32
+        )
+        keys = torch.zeros(batch, 0, DIM, device=hidden.device, dtype=torch.float32)
         if scored:
             heads = torch.stack(self._queries).unflatten(0, (batch, scored))
             keys = torch.stack(self._keys)
@@ -226,7 +230,7 @@ class _MeanPoolIndexer(Indexer):
             query[:, rows - scored :] = heads
         # A pool is chosen where its first token is; the last ones of a row may be its open tail.
         chosen = output[:, 0, :, : keys.shape[1] * pool : pool]
-        index = torch.arange(chosen.shape[-1], device=chosen.device)
+        index = torch.arange(chosen.shape[-1], device=chosen.device, dtype=torch.int64)
         return IndexerCall(self._first, query, keys, None, torch.where(chosen, index, -1))
 
 
@@ -300,7 +304,7 @@ def _first_position(arguments: Arguments, otherwise: int | None) -> int:
         return otherwise
     flat = positions if positions.dim() == 2 else positions.reshape(-1, positions.shape[-1])
     first = int(flat[0, 0])
-    expected = torch.arange(first, first + flat.shape[1], device=flat.device)
+    expected = torch.arange(first, first + flat.shape[1], device=flat.device, dtype=torch.int64)
     if not bool((flat == expected).all()):
         raise InputError("positions must follow on from each other, alike in every request")
     return first

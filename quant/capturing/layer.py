@@ -70,7 +70,7 @@ class CapturedLayer:
                 f"a forward pass must begin a text or go on where the last one ended, got position "
                 f"{call.first} in layer {self.name}"
             )
-        kept = torch.arange(rows)
+        kept = torch.arange(rows, dtype=torch.int64, device="cpu")
         kept = kept[(call.first + kept) % every == offset]
         for index in range(batch):
             request = first_request + index
@@ -103,7 +103,7 @@ class CapturedLayer:
         seen = seen.view(-1, *[1] * (chosen.dim() - 1))
         beyond = torch.iinfo(torch.int32).max
         chosen = chosen.masked_fill((chosen < 0) | (chosen >= seen), beyond).sort(-1).values
-        tidy = torch.full((*chosen.shape[:-1], self.rule.k), -1, dtype=torch.int64)
+        tidy = torch.full((*chosen.shape[:-1], self.rule.k), -1, dtype=torch.int64, device="cpu")
         width = min(self.rule.k, chosen.shape[-1])
         # What a model repeats, such as the fill of a short row, is one choice.
         tidy[..., :width] = chosen[..., :width].masked_fill(chosen[..., :width] == beyond, -1)
@@ -163,8 +163,8 @@ class CapturedLayer:
             The file exists and `force` is false, or it cannot be written.
         """
         if "keys" not in self._spools:  # every text is shorter than a pool
-            self._spool("keys").append(torch.empty(0, DIM))
-        self._spool("lengths").append(torch.tensor(self.lengths, dtype=torch.int32))
+            self._spool("keys").append(torch.empty(0, DIM, dtype=torch.float32, device="cpu"))
+        self._spool("lengths").append(torch.tensor(self.lengths, dtype=torch.int32, device="cpu"))
         spools = {f"{self.name}.{name}": spool for name, spool in self._spools.items()}
         with SpooledFile(path, spools, metadata, force=force) as file:
             file.write()

@@ -179,7 +179,7 @@ def run_text(network: Any, ids: Sequence[int], chunk: int) -> Iterator[int]:
     body = getattr(network, "base_model", network)
     cache = None
     for start in range(0, len(ids), chunk):
-        part = torch.tensor([ids[start : start + chunk]], device=network.device)
+        part = torch.tensor([ids[start : start + chunk]], dtype=torch.int64, device=network.device)
         output = body(input_ids=part, past_key_values=cache, use_cache=len(ids) > chunk)
         cache = output.past_key_values
         yield part.shape[1]

@@ -87,7 +87,7 @@ class TensorSpool:
     def read(self, request: int, start: int, stop: int) -> torch.Tensor:
         """Rows ``start`` to ``stop`` of a request, as a tensor of its own."""
         assert self.dtype is not None
-        wanted = torch.empty((stop - start, *self.row_shape), dtype=self.dtype)
+        wanted = torch.empty((stop - start, *self.row_shape), dtype=self.dtype, device="cpu")
         passed = 0
         for owner, first, count in self._segments:
             if owner != request:

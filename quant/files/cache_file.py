@@ -84,10 +84,10 @@ def _stored_tensors(
 def sequential_block_table(context_lengths: Sequence[int]) -> torch.Tensor:
     """int32 ``[requests, blocks]``: pages in request order, -1 past each request's own."""
     blocks = [-(-length // PAGE) for length in context_lengths]
-    table = torch.full((len(blocks), max(blocks, default=0)), -1, dtype=torch.int32)
+    table = torch.full((len(blocks), max(blocks, default=0)), -1, dtype=torch.int32, device="cpu")
     page = 0
     for request, count in enumerate(blocks):
-        table[request, :count] = torch.arange(page, page + count, dtype=torch.int32)
+        table[request, :count] = torch.arange(page, page + count, dtype=torch.int32, device="cpu")
         page += count
     return table
 
@@ -141,7 +141,7 @@ class CacheWriter(StreamedFile):
         tensors = _stored_tensors(header, self.pages, *table.shape)
         known = {
             "block_table": table,
-            "context_lengths": torch.tensor(context_lengths, dtype=torch.int32),
+            "context_lengths": torch.tensor(context_lengths, dtype=torch.int32, device="cpu"),
         }
         if key_mean is not None:
             known["key_mean"] = key_mean.float().cpu()
@@ -175,7 +175,7 @@ class CacheWriter(StreamedFile):
         self._written += count
         if self.header.layout == INTERLEAVED:
             size = record_bytes(self.header.format)
-            records = torch.empty((count, size), dtype=torch.uint8)
+            records = torch.empty((count, size), dtype=torch.uint8, device="cpu")
             cache_view, scale_view = page_views(records, self.header.format)
             cache_view.copy_(key_cache)
             if scale_view is not None and key_scales is not None:
@@ -335,7 +335,7 @@ def validate_cache(cache: CacheFile) -> None:
             f"{int(lengths[request])} keys of request {request}, got {table.shape[1]}"
         )
     table = table[:, : max(blocks.tolist(), default=0)]  # a file may claim any number of columns
-    used = torch.arange(table.shape[1]) < blocks[:, None]
+    used = torch.arange(table.shape[1], dtype=torch.int64, device="cpu") < blocks[:, None]
     for request, block in (used & ((table < 0) | (table >= cache.pages))).nonzero().tolist():
         raise CheckFailedError(
             f"{cache.path}: block_table[{request}, {block}] must be a page, 0 to "
@@ -393,7 +393,7 @@ def count_scales(cache: CacheFile) -> ScaleCounts | None:
     blocks = zero = subnormal = largest = 0
     for start in range(0, cache.pages, _PAGES_AT_A_TIME):
         part = slice(start, start + _PAGES_AT_A_TIME)
-        visible = torch.arange(PAGE) < used[part, None]
+        visible = torch.arange(PAGE, dtype=torch.int64, device="cpu") < used[part, None]
         values = scales[part].view(torch.uint8)[visible]
         blocks += values.numel()
         zero += int((values == 0).sum())
@@ -404,9 +404,9 @@ def count_scales(cache: CacheFile) -> ScaleCounts | None:
 
 def _used_keys(cache: CacheFile) -> torch.Tensor:
     """int64 ``[pages]``: how many keys of each page belong to a request, 0 to 64."""
-    first_keys = torch.arange(cache.block_table.shape[1]) * PAGE
+    first_keys = torch.arange(cache.block_table.shape[1], dtype=torch.int64, device="cpu") * PAGE
     used = (cache.context_lengths.long()[:, None] - first_keys).clamp(0, PAGE)
     in_use = used > 0
-    most = torch.zeros(cache.pages, dtype=torch.int64)
+    most = torch.zeros(cache.pages, dtype=torch.int64, device="cpu")
     # Requests may share pages, and see different numbers of a page's keys.
     return most.scatter_reduce(0, cache.block_table.long()[in_use], used[in_use], "amax")

@@ -110,7 +110,7 @@ class _Descent:
         columns = self._weights.matrix[rows, rows].contiguous().view(BLOCK, BLOCK, 1, 1)
         for j in range(BLOCK):
             gradients.add_(torch.mul(columns[j], moved[j], out=workspace))
-        units = torch.empty(len(_STEPS), count, device=self._x.device)
+        units = torch.empty(len(_STEPS), count, device=self._x.device, dtype=torch.float32)
         inverse_diagonal = self._weights.inverse_diagonal[rows].view(BLOCK, 1, 1)
         for _ in range(SWEEPS):
             for j in range(BLOCK):
@@ -150,7 +150,11 @@ class _Descent:
         inverse = inverse_of(e4m3.decode(scale_bytes)).unsqueeze(1)
         scaled = torch.empty_like(self._decoded)
         torch.mul(_by_block(self._decoded), inverse, out=_by_block(scaled))
-        signed = torch.where(scaled == 0, torch.copysign(torch.zeros(()), self._x), scaled)
+        signed = torch.where(
+            scaled == 0,
+            torch.copysign(torch.zeros((), dtype=torch.float32, device=self._x.device), self._x),
+            scaled,
+        )
         signed = signed.nan_to_num_(nan=0.0)  # which the guard does not let through
         return e2m1.pack(e2m1.encode(signed.T)), scale_bytes.T
 

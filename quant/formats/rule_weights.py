@@ -69,7 +69,7 @@ def rule_weights(covariance: torch.Tensor) -> RuleWeights:
     if not torch.equal(wide, wide.T) or bool((wide.diagonal() < 0).any()):
         raise InputError("covariance must be symmetric, with a diagonal that is not negative")
     mean = float(wide.diagonal().mean())
-    identity = torch.eye(DIM, dtype=torch.float64)
+    identity = torch.eye(DIM, dtype=torch.float64, device="cpu")
     damped = wide / mean + DAMPING * identity if mean > 0 else identity
     # A division by a number, not by a tensor's mean: one rounding, the same everywhere.
     matrix = (damped / (1 + DAMPING if mean > 0 else 1.0)).float()

@@ -86,7 +86,7 @@ def best_scales(
     """
     first, last = scales_to_try(magnitudes.amax(1), base)
     best = base.clone()
-    least = torch.full(base.shape, torch.inf, device=base.device)
+    least = torch.full(base.shape, torch.inf, dtype=torch.float32, device=base.device)
     scaled, units = torch.empty_like(magnitudes), torch.empty_like(magnitudes)
     for step in range(MAX_SCALES):
         tried = (last - step).maximum(first)

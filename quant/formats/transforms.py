@@ -256,7 +256,7 @@ class KeyMean:
     def mean(self) -> torch.Tensor:
         """float32 ``[128]``; zeros if there were no keys."""
         if self._sum is None or not self._count:
-            return torch.zeros(DIM)
+            return torch.zeros(DIM, dtype=torch.float32, device="cpu")
         return (self._sum / self._count).float()
 
 

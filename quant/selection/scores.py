@@ -100,7 +100,9 @@ def block_max_scores(
     rows, heads, _ = query.shape
     blocks = -(-keys.shape[0] // block)
     wide_keys = keys.double().T
-    hidden = torch.arange(blocks * block, device=query.device) >= lengths[:, None]
+    hidden = (
+        torch.arange(blocks * block, device=query.device, dtype=torch.int64) >= lengths[:, None]
+    )
     scores = torch.empty((rows, heads, blocks), dtype=torch.float64, device=query.device)
     for head in range(heads):
         products = torch.full(
@@ -153,7 +155,7 @@ def select_blocks(
         raise InputError(f"must be 0 to {k}, got {local}", argument="local")
     rows, heads, blocks = scores.shape
     seen = (lengths + block - 1) // block
-    index = torch.arange(blocks, device=scores.device)
+    index = torch.arange(blocks, device=scores.device, dtype=torch.int64)
     is_local = (index < seen[:, None]) & (index >= (seen - local)[:, None])
     forced = scores.masked_fill(is_local[:, None], torch.inf).view(rows * heads, blocks)
     chosen = top_k_indices(forced, k, seen.repeat_interleave(heads))

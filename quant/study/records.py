@@ -327,10 +327,10 @@ def _to_tensors(result: UnitResult) -> dict[str, torch.Tensor]:
         "error_counts": result.error_counts,
         "channel_errors": result.channel_errors,
         "channel_squares": result.channel_squares,
-        "gains": torch.tensor(result.gains, dtype=torch.float64),
+        "gains": torch.tensor(result.gains, dtype=torch.float64, device="cpu"),
         "profiles": _counts(result.profiles),
         "query_profiles": _counts(result.query_profiles),
-        "query_rows_lost": torch.tensor(result.query_rows_lost, dtype=torch.int64),
+        "query_rows_lost": torch.tensor(result.query_rows_lost, dtype=torch.int64, device="cpu"),
     }
 
 
@@ -348,7 +348,7 @@ def _from_tensors(tensors: Mapping[str, torch.Tensor]) -> UnitResult:
 
 
 def _counts(profiles: Sequence[BlockProfile]) -> torch.Tensor:
-    return torch.tensor([profile.counts() for profile in profiles], dtype=torch.int64)
+    return torch.tensor([profile.counts() for profile in profiles], dtype=torch.int64, device="cpu")
 
 
 def _profiles(counts: torch.Tensor) -> tuple[BlockProfile, ...]:

@@ -50,9 +50,9 @@ class _Totals:
     def __init__(self, settings: StudySettings) -> None:
         count = len(settings.settings)
         self.rows: list[torch.Tensor] = []
-        self.error_counts = torch.zeros((count, ERROR_BINS), dtype=torch.int64)
-        self.channel_errors = torch.zeros((count, DIM), dtype=torch.float64)
-        self.channel_squares = torch.zeros(DIM, dtype=torch.float64)
+        self.error_counts = torch.zeros((count, ERROR_BINS), dtype=torch.int64, device="cpu")
+        self.channel_errors = torch.zeros((count, DIM), dtype=torch.float64, device="cpu")
+        self.channel_squares = torch.zeros(DIM, dtype=torch.float64, device="cpu")
         self.profiles = [BlockProfile() for _ in settings.transforms]
         self.query_profiles = [BlockProfile() for _ in settings.transforms]
         self.query_rows_lost = [0] * count

@@ -158,7 +158,7 @@ class _Unit:
         self._length = layer.keys.context_lengths[request]
         count = len(settings.settings)
         self._rows: list[list[RowAccuracy]] = [[] for _ in range(count)]
-        self._error_counts = torch.zeros((count, ERROR_BINS), dtype=torch.int64)
+        self._error_counts = torch.zeros((count, ERROR_BINS), dtype=torch.int64, device="cpu")
         self._channel_errors = torch.zeros((count, DIM), dtype=torch.float64, device=device)
         self._channel_squares = torch.zeros(DIM, dtype=torch.float64, device=device)
         self._profiles = [BlockProfile() for _ in settings.transforms]
@@ -208,7 +208,9 @@ class _Unit:
         """float32 ``[rows, keys]`` scores of the unquantized keys."""
         if self._layer.heads is None:
             return baseline_scores(query, self._layer.read_keys, self._request, self._length)
-        scores = torch.empty((query.shape[0], self._length), device=self._device)
+        scores = torch.empty(
+            (query.shape[0], self._length), device=self._device, dtype=torch.float32
+        )
         for start, keys in self._layer.key_chunks(self._request):
             chunk = relu_sum_scores(query, keys.to(self._device), weights)
             scores[:, start : start + keys.shape[0]] = chunk
@@ -230,7 +232,9 @@ class _Unit:
             self._query_rows_lost[index * len(self._formats) + format_index] += lost
         shifts = transform.score_shifts(query.view(-1, DIM)).view(query.shape[:-1])
         scores = torch.empty(
-            (len(self._formats), query.shape[0], self._length), device=self._device
+            (len(self._formats), query.shape[0], self._length),
+            device=self._device,
+            dtype=torch.float32,
         )
         for start, chunk in self._layer.key_chunks(self._request):
             keys = chunk.to(self._device)
@@ -357,7 +361,7 @@ def pack_rows(rows: Iterable[RowAccuracy], top_k: Sequence[int]) -> torch.Tensor
     """float64 ``[rows, columns]``: the counts, the measures, then those of each k."""
     width = columns(top_k)
     numbers = [_numbers(row, width) for row in rows]
-    return torch.tensor(numbers, dtype=torch.float64).view(len(numbers), width)
+    return torch.tensor(numbers, dtype=torch.float64, device="cpu").view(len(numbers), width)
 
 
 def _numbers(row: RowAccuracy, width: int) -> list[float]:

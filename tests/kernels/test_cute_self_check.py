@@ -191,9 +191,20 @@ def test_no_memory_for_the_check_is_no_reason_to_fail(
     def full(*arguments: object, **options: object) -> ScoreProblem:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(cute_self_check, "exact_problem", full)
-    with pytest.warns(UserWarning, match="failed to run: CUDA out of memory"):
-        assert not is_trusted(0, VARIANT)
+    with monkeypatch.context() as patch:
+        patch.setattr(cute_self_check, "exact_problem", full)
+        with pytest.warns(UserWarning, match="could not be made: CUDA out of memory"):
+            assert not is_trusted(0, VARIANT)
+    assert known_reason_against(0, VARIANT) is None, "a check that did not run is no verdict"
+    assert is_trusted(0, VARIANT)
+
+
+def test_a_check_under_another_default_dtype_is_made(runs: list[str]) -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert is_trusted(0, VARIANT)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_compiler_that_cannot_make_it_is_no_reason_to_fail(
