@@ -11,6 +11,8 @@ from pathlib import Path
 
 from sdsa_quant.files.outputs import folders_made
 
+from .text import plain_json
+
 
 def strict_json(document: object) -> str:
     """JSON text of a document of dataclasses, mappings, sequences, paths and plain values.
@@ -22,7 +24,7 @@ def strict_json(document: object) -> str:
     """
     from sdsa_quant.files.typed_json import json_text
 
-    return json_text(document)
+    return plain_json(json_text(document))
 
 
 def json_for(text: str, encoding: str | None) -> str:

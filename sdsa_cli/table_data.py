@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from typing import TYPE_CHECKING, Literal
 
 from sdsa_quant.files.names import without_common_ends
 
-from .text import broken, longest_number, visible
+from .text import broken, html_text, longest_number, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -88,11 +87,11 @@ class TableData:
             ' class="text"' if self.is_text(column) else "" for column in range(len(self.headings))
         ]
         head = "".join(
-            f"<th{kind}>{escape(heading)}</th>"
+            f"<th{kind}>{html_text(heading)}</th>"
             for kind, heading in zip(classes, self.headings, strict=True)
         )
         rows = "".join(f"<tr>{_html_cells(row, classes)}</tr>" for row in self.rows)
-        title = f"<p>{escape(visible(self.title))}</p>" if self.title else ""
+        title = f"<p>{html_text(self.title)}</p>" if self.title else ""
         return f'{title}<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -292,8 +291,7 @@ def _shown(cell: Cell) -> str:
 
 
 def _html_cells(row: Row, classes: Sequence[str]) -> str:
+    cells = [html_text(cell.replace("\n", " ")) for cell in row.cells]
     if row.is_heading:
-        return f'<td class="text" colspan="{len(classes)}"><b>{escape(row.cells[0])}</b></td>'
-    return "".join(
-        f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(classes, row.cells, strict=True)
-    )
+        return f'<td class="text" colspan="{len(classes)}"><b>{cells[0]}</b></td>'
+    return "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(classes, cells, strict=True))

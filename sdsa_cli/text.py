@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import statistics
 from collections.abc import Sequence
+from html import escape
 
 _MOST_QUOTED = 60  # characters
 _LISTED_LENGTHS = 8
@@ -167,6 +169,17 @@ def _word_parts(word: str, width: int) -> list[str]:
         parts.append(word[:end])
         word = word[end:]
     return [*parts, word]
+
+
+def plain_json(text: str) -> str:
+    """JSON text that says the same without what terminals obey: ``\\u202e`` and the like."""
+    lines = text.split("\n")
+    return "\n".join(_OBEYED.sub(lambda match: json.dumps(match[0])[1:-1], each) for each in lines)
+
+
+def html_text(text: str) -> str:
+    """`text` in an HTML page."""
+    return escape(visible(text))
 
 
 def as_csv_cell(text: str) -> str:

@@ -33,7 +33,7 @@ def output_paths(output: str, names: Sequence[str]) -> list[Path]:
     Raises
     ------
     InputError
-        Several names and one file, two names that give the same file, or stdout.
+        Several names and one file, two names that give the same file or none, or stdout.
     """
     if not output:
         raise InputError("must name a file, got no name", argument="output")
@@ -52,6 +52,10 @@ def output_paths(output: str, names: Sequence[str]) -> list[Path]:
     pattern = output if PLACEHOLDER in output else os.path.join(output, PLACEHOLDER + SUFFIX)
     paths: dict[Path, str] = {}
     for name in names:
+        if "\0" in name:
+            raise InputError(
+                f"tensor {name!r}: has a NUL in its name, which no file can be named by"
+            )
         path = Path(pattern.replace(PLACEHOLDER, name.replace(os.sep, "_")))
         if path in paths:
             raise InputError(

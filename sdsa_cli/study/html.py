@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING
+
+from sdsa_cli.text import html_text as escape
 
 from .tables import (
     blocks_table,

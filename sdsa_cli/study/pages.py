@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sdsa_cli.text import as_csv_cell
 from sdsa_quant.errors import Hint, InputError
 
 from .html import study_html
@@ -96,15 +97,22 @@ def _is_page(path: Path) -> bool:
 def study_csv(report: StudyReport) -> str:
     """A study as one flat table: a line for each layer, setting and k.
 
-    An undefined value is empty, and so is the layer of all layers.
+    An undefined value is empty, and so is the layer of all layers. A name that a spreadsheet would
+    take for a formula has an apostrophe before it.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_HEADINGS)
     for result in report.results:
         for index in range(len(report.settings.top_k)):
-            writer.writerow("" if cell is None else cell for cell in _csv_line(result, index))
+            writer.writerow(map(_csv_cell, _csv_line(result, index)))
     return text.getvalue()
+
+
+def _csv_cell(cell: object) -> object:
+    if isinstance(cell, str):
+        return as_csv_cell(cell)
+    return "" if cell is None else cell
 
 
 def _csv_line(result: SettingResult, index: int) -> Iterator[object]:

@@ -10,10 +10,14 @@ import importlib.util
 import io
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sdsa_cli.text import visible
 from sdsa_quant.errors import UnsupportedError
 from sdsa_quant.layout import E2M1_MAX, E4M3_MIN, E4M3_MIN_NORMAL, NVFP4_MAX
+
+from .tables import leading_setting
 
 if TYPE_CHECKING:
     from sdsa_quant.accuracy.summary import Statistic
@@ -34,7 +38,7 @@ _COLOURS = {
     "mxfp4": "#56B4E9",
     "fp8": "#009E73",
 }
-_MARKERS = "osD^vP*X<>hp"
+_MARKERS = "osD^vP*X<>hpd8H1234+x|_"
 PLOTS = (
     "recall-by-layer",
     "recall-by-bytes",
@@ -48,9 +52,15 @@ _DPI = 100
 _PANELS_PER_LINE = 4
 _WIDE = 10.0  # inches
 _ENTRIES_PER_LINE = 4  # of a legend under a narrower figure
+_MAGNITUDE_COLUMNS = 3  # of the legend under the block magnitudes
 _STYLES: tuple[tuple[Statistic, str], ...] = (("mean", "-"), ("p1", ":"))
 _LINE_STYLES = ("-", "--", "-.", ":")
 _ROWS_LABELLED = 48  # of the channel map, 8 inches high at most
+_LAYERS_LABELLED = 12  # of an axis
+_LEVEL_LABELS = 4  # characters of a layer's label that stands level
+_MOST_LABEL = 40  # characters of a layer's label
+_MOST_PATTERN = 100  # characters of what layers' names have in common
+_ENTRY_HEIGHT = 0.18  # inches of an entry in a legend beside a picture
 _SIZE_WIDTH = 0.8  # of the column of one size; columns are 1 apart
 
 
@@ -91,12 +101,54 @@ def study_plots(report: StudyReport) -> dict[str, bytes]:
         plot_channel_errors,
         plot_block_magnitudes,
     )
+    from matplotlib import rc_context
+
     plots = {}
-    for name, make in zip(PLOTS, makers, strict=True):
-        figure = make(report)
-        if figure is not None:
-            plots[name] = _png(figure)
+    # Names are text, whatever is between two dollar signs.
+    with rc_context({"text.parse_math": False}):
+        for name, make in zip(PLOTS, makers, strict=True):
+            figure = make(report)
+            if figure is not None:
+                plots[name] = _png(figure)
     return plots
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerLabels:
+    """Short names of a study's layers."""
+
+    labels: tuple[str, ...]
+    pattern: str  # what they have in common, such as ``layers.*.keys``
+
+    @property
+    def title(self) -> str:
+        """What an axis of layers is called."""
+        return "layer" if self.pattern == "*" else f"layer, * of {self.pattern}"
+
+
+def _layer_labels(report: StudyReport) -> _LayerLabels:
+    from sdsa_quant.files.names import without_common_ends
+
+    pattern, names = without_common_ends([layer.name for layer in report.layers])
+    if "" in names:  # one name is the beginning of another
+        pattern, names = "*", [layer.name for layer in report.layers]
+    return _LayerLabels(
+        tuple(_drawable(name, _MOST_LABEL) for name in names), _drawable(pattern, _MOST_PATTERN)
+    )
+
+
+def _drawable(name: str, most: int) -> str:
+    """A name in what the font has letters for, others written out; the middle of a long one left
+    out."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    font = get_font(findfont(FontProperties()))
+    text = "".join(
+        each if font.get_char_index(ord(each)) else each.encode("unicode_escape").decode()
+        for each in visible(name)
+    )
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
 
 def _png(figure: Any) -> bytes:
@@ -127,13 +179,20 @@ def _panels(report: StudyReport, height: float, **shared: Any) -> tuple[Any, lis
     return figure, axes[: len(labels)]
 
 
-def _format_legend(figure: Any, axes: Sequence[Any]) -> None:
+def _format_legend(figure: Any, axes: Sequence[Any], *, title: str | None = None) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     # One line of entries if there is room for it.
     one_line = figure.get_figwidth() > _WIDE or len(labels) <= _ENTRIES_PER_LINE
     columns = len(labels) if one_line else math.ceil(len(labels) / 2)
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=9,
+        frameon=False,
+        title=title,
+        title_fontsize=8,
     )
 
 
@@ -158,7 +217,7 @@ def plot_recall_by_layer(report: StudyReport) -> Any:
     if len(report.layers) == 1:
         return _plot_recall_by_setting(report)
     figure, axes = _panels(report, 2.7, sharey=True)
-    k_index = report.leading_index
+    k_index, layers = report.leading_index, _layer_labels(report)
     for axis, transform in zip(axes, report.transforms, strict=True):
         for name in report.formats:
             results = report.by_layer(name, transform)
@@ -174,17 +233,26 @@ def plot_recall_by_layer(report: StudyReport) -> Any:
                     marker="o" if statistic == "mean" and len(recalls) <= 16 else None,
                     markersize=3,
                 )
-        _label_layers(axis, report)
+        _label_layers(axis, layers)
     axes[0].set_ylabel(f"{_k_name(report)}\n(dotted: worst 1 % of rows)")
-    _format_legend(figure, axes)
+    _format_legend(figure, axes, title=layers.title)
     return figure
 
 
-def _label_layers(axis: Any, report: StudyReport) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_xlabel("layer, in order of names")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+def _label_layers(axis: Any, layers: _LayerLabels) -> None:
+    """Name layers, evenly chosen ones of many."""
+    step = math.ceil(len(layers.labels) / _LAYERS_LABELLED)
+    shown = range(0, len(layers.labels), step)
+    labels = [layers.labels[index] for index in shown]
+    slanted = max(map(len, labels)) > _LEVEL_LABELS
+    axis.set_xticks(
+        list(shown),
+        labels,
+        fontsize=8,
+        rotation=45 if slanted else 0,
+        ha="right" if slanted else "center",
+        rotation_mode="anchor" if slanted else None,
+    )
 
 
 def _plot_recall_by_setting(report: StudyReport) -> Any:
@@ -202,7 +270,7 @@ def _plot_recall_by_setting(report: StudyReport) -> Any:
         axis.plot(recall.mean, height, "o", color=colour, markersize=6)
         axis.plot(recall.minimum, height, "|", color=colour, markersize=9)
     axis.set_yticks(range(len(results)), [result.label for result in results], fontsize=8)
-    axis.invert_yaxis()
+    axis.set_ylim(len(results) - 0.5, -0.5)
     axis.grid(axis="x", alpha=0.3, linewidth=0.6)
     axis.set_xlabel(f"{_k_name(report)}: mean (dot), worst to best row (line)")
     return figure
@@ -215,7 +283,8 @@ def plot_recall_by_bytes(report: StudyReport) -> Any:
     if not results:
         return None
     sizes = sorted({result.bytes_per_key for result in results})
-    figure = _figure(7.6, 4.2)
+    entries = len(names) + (len(labels) if len(labels) > 1 else 0)
+    figure = _figure(7.6, max(4.2, _ENTRY_HEIGHT * entries + 0.6))
     axis = figure.subplots()
     for column, size in enumerate(sizes):
         # Settings of one size stand side by side.
@@ -350,7 +419,8 @@ def plot_channel_errors(report: StudyReport) -> Any:
     shown = range(0, len(rows), math.ceil(len(rows) / _ROWS_LABELLED))
     axis.set_yticks(list(shown), [labels[index] for index in shown], fontsize=8)
     if len(report.layers) > 1:
-        axis.set_title(f"Keys in {report.overall[0].label}", fontsize=10)
+        layers = _layer_labels(report)
+        axis.set_title(f"Keys in {leading_setting(report).label}\n{layers.title}", fontsize=9)
     axis.set_xticks(range(0, 128, 16))
     axis.set_xlabel("channel of the key")
     figure.colorbar(image, ax=axis, label="RMS error / RMS of all values", pad=0.01)
@@ -358,21 +428,25 @@ def plot_channel_errors(report: StudyReport) -> Any:
 
 
 def _channel_rows(report: StudyReport) -> tuple[list[str], list[Sequence[float]]]:
+    """Labels and errors: of every setting for one layer, else of every layer for the setting to
+    take; what was stored without loss has nothing to show."""
     if len(report.layers) == 1:
-        chosen = [result for result in report.overall if result.format != "bf16"]
-        named = [(result.label, result.channel_errors) for result in chosen]
+        named = [(result.label, result.channel_errors) for result in report.overall]
     else:
-        name, transform = report.formats[0], report.transforms[0]
-        chosen = report.by_layer(name, transform)
-        named = [(result.layer or "", result.channel_errors) for result in chosen]
-    defined = [(label, errors) for label, errors in named if errors is not None]
+        leading = leading_setting(report)
+        results = report.by_layer(leading.format, leading.transform)
+        labels = _layer_labels(report).labels
+        named = [(each, of.channel_errors) for each, of in zip(labels, results, strict=True)]
+    defined = [(label, errors) for label, errors in named if errors is not None and any(errors)]
     return [label for label, _ in defined], [errors for _, errors in defined]
 
 
 def plot_block_magnitudes(report: StudyReport) -> Any:
     """Largest magnitudes of the blocks of 16, shaded in the range of coarse or clipped scales."""
     first = report.settings.first_exponent
-    figure = _figure(7.6, 3.6)
+    figure = _figure(
+        7.6, 3.4 + _ENTRY_HEIGHT * math.ceil(len(report.transforms) / _MAGNITUDE_COLUMNS)
+    )
     axis = figure.subplots()
     used: set[int] = set()
     for index, each in enumerate(each for each in report.blocks if each.layer is None):
@@ -406,5 +480,5 @@ def plot_block_magnitudes(report: StudyReport) -> Any:
         "shaded, if in view: flushed (red), subnormal scales (orange), saturated (pink)", fontsize=9
     )
     axis.grid(alpha=0.3, linewidth=0.6)
-    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    figure.legend(loc="outside lower center", ncols=_MAGNITUDE_COLUMNS, fontsize=8, frameon=False)
     return figure

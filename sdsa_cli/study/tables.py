@@ -172,8 +172,17 @@ def _layers_settings(report: StudyReport) -> list[SettingResult]:
     return [by_label[label] for label in labels]
 
 
+def leading_setting(report: StudyReport) -> SettingResult:
+    """The setting over all layers that layers are ordered by and drawn with: the one to take.
+
+    Not that of unquantized keys, while there is another.
+    """
+    settings = _layers_settings(report)
+    return next((each for each in settings if each.format != "bf16"), settings[0])
+
+
 def layers_table(report: StudyReport, *, whole: bool) -> TableData:
-    """Mean recall by layer, in the order of the first column, worst first.
+    """Mean recall by layer, in the order of the leading setting, worst first.
 
     Parameters
     ----------
@@ -185,7 +194,7 @@ def layers_table(report: StudyReport, *, whole: bool) -> TableData:
     k_index = report.leading_index
     k = report.settings.top_k[k_index]
     columns = _layers_settings(report)
-    title = f"Mean recall@{k:,} by layer, worst layers first, by {columns[0].label}"
+    title = f"Mean recall@{k:,} by layer, worst layers first, by {leading_setting(report).label}"
     result = table("layer", *(each.label for each in columns), title=title, shortens="layer")
     layers = _ordered_layers(report)
     for name in layers if whole else _both_ends(layers):
@@ -206,8 +215,8 @@ def layers_lines(report: StudyReport) -> list[str]:
 
 
 def _ordered_layers(report: StudyReport) -> list[str]:
-    """Layers by their mean recall in the table's first column, worst first, undefined ones last."""
-    k_index, label = report.leading_index, _layers_settings(report)[0].label
+    """Layers by their mean recall in the leading setting, worst first, undefined ones last."""
+    k_index, label = report.leading_index, leading_setting(report).label
     means = {
         each.layer: math.inf if (mean := each.recall(k_index).mean) is None else mean
         for each in report.results
