@@ -89,9 +89,9 @@ def quantize_write_nvfp4(
     query_scales : torch.Tensor, optional
         Output, float8_e4m3fn (or its uint8 bytes) ``[rows, 8]``, row stride a multiple of 8 bytes.
     rule : str
-        A rule of `sdsa_quant.quantize_nvfp4`. Those other than ``"amax/6"`` need CPU tensors.
+        A rule of `sdsa_quant.quantize_nvfp4`.
     calibration : LayerWeights, optional
-        What the rule ``"covariance"`` needs, and no other rule takes.
+        What the rule ``"covariance"`` needs, and no other rule takes; on the device of the keys.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def quantize_write_nvfp4(
         _check_no_query(query, query_rows, packed_query, query_scales)
     else:
         queries = _check_queries(key, query, query_rows, packed_query, query_scales)
-    _check_rule(rule, calibration)
+    _check_rule(rule, calibration, key_cache.device)
     halves = [(keys, "slots")] if queries is None else [(keys, "slots"), (queries, "query_rows")]
     on_the_cpu, checked = key_cache.device.type == "cpu", checked_mode()
     for rows, name in halves:
@@ -129,13 +129,9 @@ def quantize_write_nvfp4(
             f"quantize_write_nvfp4 needs CPU tensors, or CUDA tensors and triton, "
             f"got {key_cache.device}"
         )
-    if rule != AMAX_OVER_6:
-        raise UnsupportedError(
-            f"quantize_write_nvfp4 needs CPU tensors for the rule {rule}, got {key_cache.device}"
-        )
     from .triton.write import launch
 
-    launch(keys, queries)
+    launch(keys, queries, rule, calibration)
 
 
 quantize_write_index_qk_nvfp4 = quantize_write_nvfp4  # the name that flashinfer.sdsa has for it
@@ -217,11 +213,13 @@ def _check_no_query(*arguments: torch.Tensor | None) -> None:
         )
 
 
-def _check_rule(rule: str, calibration: LayerWeights | None) -> None:
+def _check_rule(rule: str, calibration: LayerWeights | None, device: torch.device) -> None:
     if rule not in RULES:
         raise InputError(f"rule must be one of {RULES}, got {rule!r}")
     if (calibration is not None) != (rule == COVARIANCE):
         raise InputError(f"calibration must be given for the rule {COVARIANCE} and for no other")
+    if calibration is not None and calibration.device != device:
+        raise InputError(f"calibration must be on {device}, got {calibration.device}")
 
 
 def _write_on_the_cpu(rows: WriteProblem, rule: str, weights: RuleWeights | None) -> None:

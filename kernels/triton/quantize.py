@@ -51,13 +51,13 @@ def _int32(value: int) -> int:
     return (value + 2**31) % 2**32 - 2**31
 
 
-# What `_round_to_e4m3` and the sum of 8 shifted codes give too much: constants, taken out last.
+# What `round_to_e4m3` and the sum of 8 shifted codes give too much: constants, taken out last.
 _SCALE_OFFSET = tl.constexpr(_int32(((23 - 3) << 23) + ((127 - 6) << 3)))
 _WORD_OFFSET = tl.constexpr(_int32(sum((0x4B000000 + 4) << (4 * i) for i in range(8))))
 
 
 @triton.jit
-def _round_to_e4m3(x):
+def round_to_e4m3(x):
     """E4M3 bits of ``0 <= x <= 448``."""
     exponent = tl.maximum(x.to(tl.int32, bitcast=True) & _EXPONENT, (127 - 6) << 23)
     magic = exponent + ((23 - 3) << 23)
@@ -66,7 +66,7 @@ def _round_to_e4m3(x):
 
 
 @triton.jit
-def _divide_by_6(x):
+def divide_by_6(x):
     """``x / 6`` correctly rounded: Markstein's correction of a product with the rounded 1 / 6.
 
     Exact as division wherever ``x / 6`` is above 2^-100, far below the least scale that is not 0.
@@ -76,7 +76,7 @@ def _divide_by_6(x):
 
 
 @triton.jit
-def _inverse_of_scale(scales):
+def inverse_of_scale(scales):
     """``1 / scale`` of E4M3 bits, correctly rounded, or 0 where the scale is 0.
 
     Four Newton steps from a guess that negates the exponent; a test goes through every scale.
@@ -126,7 +126,7 @@ def _quantize_blocks(a, b, c, d, ALTERNATING: tl.constexpr):
     Parameters
     ----------
     a, b, c, d : float32 [N, 4]
-        As `_load_8` gives them.
+        As `load_8` gives them.
 
     Returns
     -------
@@ -137,15 +137,15 @@ def _quantize_blocks(a, b, c, d, ALTERNATING: tl.constexpr):
     # block of nothing else leaves.
     amax = tl.maximum(_largest(a, b), _largest(c, d))
     amax = tl.minimum(tl.maximum(amax, 0.0), _NVFP4_MAX)
-    scales = _round_to_e4m3(_divide_by_6(amax))
-    inverse = _inverse_of_scale(scales)
+    scales = round_to_e4m3(divide_by_6(amax))
+    inverse = inverse_of_scale(scales)
     lower = _word_of_codes(a, b, inverse, ALTERNATING).to(tl.int64) & _LOWER_WORD
     upper = _word_of_codes(c, d, inverse, ALTERNATING).to(tl.int64) << 32
     return lower | upper, scales
 
 
 @triton.jit
-def _load_8(words_ptr, live, dtype: tl.constexpr):
+def load_8(words_ptr, live, dtype: tl.constexpr):
     """8 values from each of `words_ptr` [N], as two float32 [N, 4].
 
     The even and the odd ones of 16-bit values, the first and the last four of float32.
@@ -192,11 +192,11 @@ def _write_rows(
     live = index >= 0
     words = x_ptr.to(tl.pointer_type(tl.int32)) + (row.to(tl.int64) * x_stride * 4)
     words += block * (2 * WORDS)
-    a, b = _load_8(words, live, dtype)
-    c, d = _load_8(words + WORDS, live, dtype)
+    a, b = load_8(words, live, dtype)
+    c, d = load_8(words + WORDS, live, dtype)
     words += _UNITS * 2 * WORDS
-    e, f = _load_8(words, live, dtype)
-    g, h = _load_8(words + WORDS, live, dtype)
+    e, f = load_8(words, live, dtype)
+    g, h = load_8(words + WORDS, live, dtype)
     if PAGED:
         record = index >> _PAGE_BITS
         block += (index & _IN_PAGE).to(tl.int32) * _BLOCKS

@@ -64,6 +64,15 @@ class LayerWeights:
     queries: RuleWeights
     """For query rows: from the covariance of keys."""
 
+    def to(self, device: torch.device | str) -> LayerWeights:
+        """The same weights on another device."""
+        return LayerWeights(self.keys.to(device), self.queries.to(device))
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.keys.pivots.device
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCalibration:

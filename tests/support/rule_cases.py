@@ -33,3 +33,20 @@ def adversarial_keys(count: int, generator: torch.Generator) -> torch.Tensor:
     keys[kinds == 4] = keys[kinds == 4, :, :1].expand(-1, -1, 16)
     keys[kinds == 5, 3] *= 2.0**-9
     return keys.view(count, 128)
+
+
+def not_finite_keys(generator: torch.Generator) -> torch.Tensor:
+    """float32 ``[48, 128]`` with NaN, infinities and what saturates, beside usual values."""
+    keys = correlated(48, generator)
+    keys[0:8, 5] = torch.nan
+    keys[8:16, 21] = torch.inf
+    keys[16:24, 37] = -torch.inf
+    keys[24:28, 16:32] = torch.nan
+    keys[28] = torch.nan
+    keys[29] = -torch.inf
+    keys[30:36] *= torch.exp2(torch.arange(8.0, 14.0)).unsqueeze(1)
+    keys[36:40, 40] = 60000.0
+    keys[40:44] *= 2.0**-14
+    keys[44] = 0.0
+    keys[45] = -0.0
+    return keys
