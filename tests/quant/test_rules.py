@@ -126,7 +126,8 @@ def test_covariance_is_its_definition(generator: torch.Generator) -> None:
     for i, key in enumerate(keys.numpy()):
         decoded, bytes_ = one_by_one(key, base[i].numpy(), weights)
         error = decoded.astype(np.float64) - key
-        if error @ weights.matrix.numpy() @ error < 0.9 * plain[i]:
+        loss = error @ weights.matrix.numpy() @ error
+        if loss < 0.9 * plain[i] and np.abs(key).max() <= 3584:
             kept += 1
             assert scales[i].view(torch.uint8).tolist() == bytes_
             assert dequantize_nvfp4(codes[i], scales[i]).numpy().tolist() == decoded.tolist()
