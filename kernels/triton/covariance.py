@@ -131,18 +131,15 @@ def _plain_block(x):
 
 
 @triton.jit
-def _plain_loss(errors, inverse_unit, factor_unit, factor_ptr, pivots_ptr, block):
+def _plain_loss(errors, upper, lower, factor_unit, factor_ptr, pivots_ptr, block):
     """[KEYS]: what a key loses by the rule amax/6; a thread has one block."""
     lanes: tl.constexpr = block.shape[0]
     keys: tl.constexpr = lanes // _LANES
     index = tl.arange(0, _DIM)
     factor = tl.load(factor_ptr + index[None, :] * _DIM + index[:, None])
-    flat = _from_columns(errors)
-    upper, lower = _limbs(flat, inverse_unit[:, None])
-    upper, lower = tl.reshape(upper, [keys, _DIM]), tl.reshape(lower, [keys, _DIM])
     sums = tl.dot(upper, factor) + tl.dot(lower, factor) * (1 / _LIMB)
     sums = _columns(tl.reshape(sums, [lanes, _BLOCK]))
-    loss = tl.zeros_like(inverse_unit)
+    loss = tl.zeros_like(factor_unit)
     for group in tl.static_range(_BLOCK // 4):
         fours = pivots_ptr + (block * _BLOCK + group * 4)[:, None] + tl.arange(0, 4)[None, :]
         pivots = four(tl.load(fours))
@@ -257,7 +254,9 @@ def _write_keys(
     inverse_unit = ((254 << 23) - power.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
     inverse_unit *= _LIMB
     factor_unit = power * (1 / _LIMB) * step
-    plain = _plain_loss(errors, inverse_unit, factor_unit, factor_ptr, pivots_ptr, lane)
+    upper, lower = _limbs(_from_columns(errors), inverse_unit[:, None])
+    upper, lower = tl.reshape(upper, [KEYS, _DIM]), tl.reshape(lower, [KEYS, _DIM])
+    plain = _plain_loss(errors, upper, lower, factor_unit, factor_ptr, pivots_ptr, lane)
     factor_unit_of_key = tl.max(_by_key(factor_unit), 1)[:, None]
     inverse_unit_of_key = tl.max(_by_key(inverse_unit), 1)[:, None]
 
@@ -267,8 +266,10 @@ def _write_keys(
     key_row = tile * KEYS + key
     key_live = key_row < count
     key_ptr = x_ptr + (key_row.to(tl.int64) * x_stride * (16 // (dtype.primitive_bitwidth // 8)))
-    upper = tl.zeros([KEYS, _LANES, _BLOCK], tl.float16)
-    lower = tl.zeros([KEYS, _LANES, _BLOCK], tl.float16)
+    # Of errors so far only those of blocks without a scale are known.
+    has_scale = (_by_key(base) != 0)[:, :, None]
+    upper = tl.where(has_scale, 0.0, tl.reshape(upper, [KEYS, _LANES, _BLOCK]))
+    lower = tl.where(has_scale, 0.0, tl.reshape(lower, [KEYS, _LANES, _BLOCK]))
     total = tl.zeros([KEYS], tl.float32)
     scales = base
     packed = (tl.zeros_like(amax), tl.zeros_like(amax), tl.zeros_like(amax), tl.zeros_like(amax))

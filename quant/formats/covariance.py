@@ -127,6 +127,10 @@ class _Keys:
         tried = base.add(steps).clamp_(1, _LAST_SCALE).masked_fill_(base == 0, 0)
         scales = e4m3.decode(tried.to(torch.uint8)).masked_fill_(tried == 0, ZERO_SCALE)
         inverse = scales.reciprocal()
+        if bool((base == 0).any()):
+            # What a block without a scale adds to its own later values: its errors are known.
+            known = self._limbs(x.neg().masked_fill_(base != 0, 0.0))
+            self._sums[rows].addmm_(self._factor[rows, rows], known)
         targets = x - self._sums[rows].float().mul_(self._factor_unit)
         # [16, steps, n]: targets, later their distances from the codes
         z = targets.unsqueeze(1) * inverse
