@@ -1,4 +1,4 @@
-"""docs/how-to/choose-a-format.md: its tables are what the study gives, its code works."""
+"""docs/how-to/choose-a-format.md: its tables are what the study gives."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from support.command_line import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "choose-a-format.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-CAPTURE_PAGE = PAGE.with_name("capture-keys.md")
 
 
 def tables() -> list[dict[tuple[str, str], float]]:
@@ -60,27 +57,6 @@ def test_the_tables_are_what_the_command_gives(sdsa: Run, tmp_path: Path, fixtur
     assert (seventy_two["format"], seventy_two["transform"]) == ("nvfp4-mixed", "center")
     gain = seventy_two["evidence"]["gain"]
     assert f"+{gain['mean']:.3f} ± {gain['standard_error']:.3f}" in TEXT
-
-
-def test_the_capture_code_works(tmp_path: Path) -> None:
-    text = CAPTURE_PAGE.read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (code,) = (block for block in blocks if "class Capture" in block)
-    names: dict[str, Any] = {}
-    exec(compile(code, str(CAPTURE_PAGE), "exec"), names)
-    model = torch.nn.ModuleDict({"k": torch.nn.Linear(16, 128), "q": torch.nn.Linear(16, 128)})
-    capture = names["Capture"]({"layers.0.keys": model["k"], "layers.0.queries": model["q"]})
-    lengths = [5, 9]
-    texts = [torch.randn(1, length, 16) for length in lengths]
-    for values in texts:
-        model["k"](values)
-        model["q"](values)
-    capture.save(tmp_path / "capture.safetensors", lengths)
-    stored = load_file(tmp_path / "capture.safetensors")
-    assert stored["lengths"].tolist() == lengths
-    wanted = torch.cat([model["k"](text)[0] for text in texts]).detach().bfloat16()
-    assert torch.equal(stored["layers.0.keys"], wanted)
-    assert stored["layers.0.queries"].shape == (14, 128)
 
 
 def test_pictures_exist() -> None:
