@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.errors import CheckFailedError, InputError, UnsupportedError
 from sdsa_quant.files.outputs import check_outputs, folders_made
 
@@ -48,6 +49,7 @@ class Capture:
         return self.folder / f"{name}.safetensors"
 
 
+@checked_arguments
 @contextlib.contextmanager
 def sdsa_capture(
     model: torch.nn.Module,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.files.outputs import check_outputs, folders_made
 from sdsa_quant.files.safetensors_writer import HeaderEntry, StreamedFile, write_tensor
 from sdsa_quant.layout import DIM
@@ -37,6 +38,7 @@ class _KeysFile(StreamedFile):
         self._written += rows.shape[0]
 
 
+@checked_arguments
 def convert_engine_cache(
     path: str | Path,
     output: str | Path,

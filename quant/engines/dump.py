@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.captures.names import INTEGER_DTYPES
 from sdsa_quant.errors import Hint, InputError
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, open_tensors
@@ -61,6 +62,7 @@ class EngineCache:
         return decode_pages(pages, self.layout).view(-1, DIM)[: self.context_lengths[request]]
 
 
+@checked_arguments
 def open_engine_cache(
     path: str | Path,
     *,

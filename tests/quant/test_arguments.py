@@ -20,6 +20,8 @@ import sdsa_quant
 from sdsa_quant import study
 from sdsa_quant.arguments import checked_argument
 from sdsa_quant.calibration.calibrate import calibrate
+from sdsa_quant.engines.convert import convert_engine_cache
+from sdsa_quant.engines.dump import open_engine_cache
 from sdsa_quant.errors import DtypeError, InputError, SdsaError
 from sdsa_quant.files.cache_header import CacheHeader
 from sdsa_quant.formats.transforms import TransformChoice
@@ -84,6 +86,15 @@ def calls(folder: Path) -> dict[str, Call]:
             sdsa_quant.ScoresWriter,
             {"path": folder / "s", "context_lengths": lengths, "requests": lengths, **written},
         ),
+        "sdsa_capture": (
+            sdsa_quant.sdsa_capture,
+            {"model": torch.nn.Module(), "output": folder / "captured"},
+        ),
+        "convert_engine_cache": (
+            convert_engine_cache,
+            {"path": captures["keys"], "output": folder / "decoded"},
+        ),
+        "open_engine_cache": (open_engine_cache, {"path": captures["keys"]}),
         "open_cache": (sdsa_quant.open_cache, {"path": folder}),
         "open_scores": (sdsa_quant.open_scores, {"path": folder}),
         "validate_cache": (sdsa_quant.validate_cache, {"cache": None}),
