@@ -1,7 +1,8 @@
-"""Which random mutants of a tensor-core kernel are caught: ``python mutants.py COUNT [SEED]``.
+"""Which random mutants of our kernels are caught: ``python mutants.py COUNT [SEED]``.
 
-A mutant lacks one instruction of synchronization, or has another constant in one of integer
-arithmetic. It is caught where a run of one of 8 schedules faults, or gives wrong scores.
+A mutant lacks one instruction of synchronization, does not wait at one mbarrier, or has another
+constant in one instruction of integer arithmetic. It is caught where a run of one of 8 schedules
+faults, or gives wrong scores.
 """
 
 from __future__ import annotations
@@ -16,23 +17,32 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 SYNCHRONIZES = re.compile(
     r"^\s*(@!?%p\d+ )?"
-    r"(fence|tcgen05\.(fence|wait|commit)|mbarrier\.arrive|bar|barrier|cp\.async\.mb)"
+    r"(fence|tcgen05\.(fence|wait|commit)|mbarrier\.arrive|bar|barrier|cp\.async\.(mb|bulk\.wait))"
 )
-COMPUTES = re.compile(r"^\s*(add|and|or|xor|shl|shr|mad)\.\S+ .*, (\d+);$")
+WAITS = re.compile(r"^(\s*)mbarrier\.(?:try|test)_wait\S*\s+(%?\w+),.*;")
+COMPUTES = re.compile(r"^\s*(add|and|or|xor|shl|shr|mad)\.\S+\s.*, (\d+);$")
+KINDS = {"without": SYNCHRONIZES, "unwaited": WAITS, "with": COMPUTES}
+
+
+def _mutated(kind: str, line: str) -> list[str]:
+    """What stands in a mutant in place of a line."""
+    if kind == "without":
+        return []
+    if kind == "unwaited":
+        return [WAITS.sub(r"\1setp.eq.u32 \2, 0, 0;", line)]
+    return [re.sub(r", (\d+);$", lambda found: f", {int(found[1]) ^ 1};", line)]
 
 
 def mutants(ptx: str, count: int, seed: int) -> list[tuple[str, str]]:
-    """Texts of as many mutants, and what differs: half of each kind."""
+    """Texts of as many mutants, and what differs; a third of each kind where there are so many."""
     lines, chooser = ptx.splitlines(), random.Random(seed)
-    barriers = [i for i, line in enumerate(lines) if SYNCHRONIZES.match(line)]
-    constants = [i for i, line in enumerate(lines) if COMPUTES.match(line)]
-    made = []
-    for index in chooser.sample(barriers, min(count // 2, len(barriers))):
-        made.append(([*lines[:index], *lines[index + 1 :]], f"without {lines[index].strip()}"))
-    for index in chooser.sample(constants, count - len(made)):
-        changed = re.sub(r", (\d+);$", lambda found: f", {int(found[1]) ^ 1};", lines[index])
-        made.append(([*lines[:index], changed, *lines[index + 1 :]], f"with {changed.strip()}"))
-    return [("\n".join(text), what) for text, what in made]
+    made: list[tuple[str, str]] = []
+    for left, (kind, pattern) in zip((3, 2, 1), KINDS.items(), strict=True):
+        places = [index for index, line in enumerate(lines) if pattern.match(line)]
+        for index in chooser.sample(places, min((count - len(made)) // left, len(places))):
+            text = [*lines[:index], *_mutated(kind, lines[index]), *lines[index + 1 :]]
+            made.append(("\n".join(text), f"{kind} {lines[index].strip()}"))
+    return made
 
 
 def main() -> None:

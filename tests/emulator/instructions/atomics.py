@@ -72,6 +72,8 @@ def _float_update(name: str, float_format: FloatFormat) -> Update:
 
 def _check_type(op: Decoder, name: str, type_name: str) -> None:
     """Refuse combinations that the ISA does not have."""
+    if TYPE_BITS[type_name] not in UNSIGNED:
+        raise op.unsupported(f"atomics of .{type_name}")
     bitwise = name in ("and", "or", "xor", "cas", "exch")
     if bitwise != (type_name[0] == "b" and type_name not in ("bf16", "bf16x2")):
         raise op.unsupported(f".{name} of .{type_name}")

@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from emulator.machine.registers import carry_by, carry_flips
-from emulator.syntax.module import Immediate
+from emulator.syntax.module import Immediate, Pair
 from emulator.syntax.ptx_types import TYPE_BITS, bits_type, integer_type, is_signed
 
-from .elementwise import apply_function, apply_ufunc
-from .registry import Closure, Decoder, instruction
+from .elementwise import apply_function, apply_ufunc, write
+from .registry import Closure, Decoder, Mask, instruction
+
+if TYPE_CHECKING:
+    from emulator.machine.execution import Warp
 
 Arrays = Callable[..., np.ndarray]
 
 
-def _compile_logic(op: Decoder, ufunc: np.ufunc, operands: int) -> Closure:
-    op.expect_operands(operands)
+_LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert}
+
+
+@instruction(*_LOGIC)
+def compile_logic(op: Decoder) -> Closure:
+    ufunc = _LOGIC[op.instruction.parts[0]]
+    op.expect_operands(ufunc.nin + 1)
     dtype = bits_type(op.type())
-    sources = [op.source(index, dtype) for index in range(1, operands)]
+    sources = [op.source(index, dtype) for index in range(1, ufunc.nin + 1)]
     return apply_ufunc(ufunc, op.destination(0, dtype), *sources)
-
-
-@instruction("and")
-def compile_and(op: Decoder) -> Closure:
-    return _compile_logic(op, np.bitwise_and, 3)
-
-
-@instruction("or")
-def compile_or(op: Decoder) -> Closure:
-    return _compile_logic(op, np.bitwise_or, 3)
-
-
-@instruction("xor")
-def compile_xor(op: Decoder) -> Closure:
-    return _compile_logic(op, np.bitwise_xor, 3)
-
-
-@instruction("not")
-def compile_not(op: Decoder) -> Closure:
-    return _compile_logic(op, np.invert, 2)
 
 
 @instruction("cnot")
@@ -52,16 +41,37 @@ def compile_cnot(op: Decoder) -> Closure:
 
 @instruction("lop3")
 def compile_lop3(op: Decoder) -> Closure:
-    """Bit i of the result is bit `4a + 2b + c` of the table."""
-    op.expect_operands(5)
+    """Bit i of the result is bit `4a + 2b + c` of the table.
+
+    With `.and` or `.or` a predicate says too whether the result is not 0, combined with another.
+    """
+    combine = {"and": np.logical_and, "or": np.logical_or}.get(op.one_of("and", "or", default=""))
+    op.expect_operands(5 if combine is None else 6)
     op.one_of("b32")
     table = op.operands[4]
     if not isinstance(table, Immediate):
         raise op.unsupported("the table is no constant")
     function = _TABLES.get(table.value) or _look_up(table.value)
     sources = [op.source(index, np.uint32) for index in (1, 2, 3)]
-    op.carry = carry_flips(function)
-    return apply_function(function, op.destination(0, np.uint32), *sources)
+    if combine is None:
+        op.carry = carry_flips(function)
+        return apply_function(function, op.destination(0, np.uint32), *sources)
+    target = op.operands[0]
+    if not isinstance(target, Pair):
+        raise op.unsupported("two results are needed")
+    other = op.source(5, np.bool_)
+    result, predicate = (
+        op.destination(target.first, np.uint32),
+        op.destination(target.second, np.bool_),
+    )
+
+    def run(warp: Warp, mask: Mask) -> None:
+        values = function(*(warp.slots[source] for source in sources))
+        truth = combine(values != 0, warp.slots[other])
+        write(warp, result, mask, values)
+        write(warp, predicate, mask, truth)
+
+    return run
 
 
 # Functions that compilers use most.

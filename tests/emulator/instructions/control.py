@@ -8,7 +8,7 @@ import numpy as np
 
 from emulator.errors import Trapped
 from emulator.machine.outcomes import EXIT, RETURN, YIELD, Call, Scatter
-from emulator.syntax.module import Group, Name, Symbol, Variable
+from emulator.syntax.module import Address, Group, Immediate, Name, Operand, Symbol, Variable
 
 from .elementwise import write
 from .registry import EXTERNAL_FUNCTIONS, PRINT, Closure, Decoder, Mask, instruction
@@ -110,14 +110,14 @@ def compile_without_effect(op: Decoder) -> Closure:
 _POLICY = np.uint64(0x5EED_CAC4_E901_1C1E)  # its bits are opaque
 
 
-@instruction("createpolicy.fractional")
+@instruction("createpolicy.fractional", "createpolicy.range", "createpolicy.cvt")
 def compile_createpolicy(op: Decoder) -> Closure:
     """A cache policy, which only hints ("Data Movement and Conversion: createpolicy")."""
-    op.expect_operands(1, 2)
-    priorities = tuple(f"L2::evict_{name}" for name in ("last", "normal", "first", "unchanged"))
-    op.one_of(*priorities)
-    op.ignore(*priorities)  # the secondary one
+    op.expect_operands(*{"fractional": (1, 2), "range": (4,), "cvt": (2,)}[op.instruction.parts[1]])
+    op.ignore("global", "L2", *(f"L2::evict_{name}" for name in _PRIORITIES))
     op.one_of("b64")
+    for given in op.operands[1:]:
+        op.source(given.base if isinstance(given, Address) else given, _type_of(given))
     target = op.destination(0, np.uint64)
     values = np.full(32, _POLICY)
 
@@ -125,6 +125,17 @@ def compile_createpolicy(op: Decoder) -> Closure:
         write(warp, target, mask, values)
 
     return run
+
+
+_PRIORITIES = ("last", "normal", "first", "unchanged")
+
+
+def _type_of(operand: Operand) -> type:
+    """Of an operand of `createpolicy`: an address, a fraction or a size."""
+    if isinstance(operand, Address):
+        return np.uint64
+    is_float = isinstance(operand, Immediate) and operand.float_bits
+    return np.float32 if is_float else np.uint32
 
 
 @instruction("call")

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emulator.numbers.double_precision import compile_double
-from emulator.numbers.float_rounding import F16, F32, F64, FORMATS, FloatFormat, add_to_odd, flush
+from emulator.numbers.float_rounding import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    FORMATS,
+    FloatFormat,
+    add_to_odd,
+    flush,
+)
 
 from .elementwise import apply_function, write
 from .registry import Closure, Decoder, Mask, instruction
@@ -64,7 +73,8 @@ def take_kind(op: Decoder) -> Kind:
     float_format = FORMATS.get(name.removesuffix("x2"))
     if float_format is None or float_format.name == "tf32":
         raise op.unsupported("no float type")
-    if ftz and float_format not in (F32, F16):
+    flushed = (F32, F16, BF16) if op.instruction.parts[0] == "ex2" else (F32, F16)
+    if ftz and float_format not in flushed:
         raise op.unsupported(f".ftz of {name}")
     return Kind(float_format, 2 if pair else 1, ftz)
 

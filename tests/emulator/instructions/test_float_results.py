@@ -296,6 +296,15 @@ def test_functions_of_one_operand(text: str, function: Callable[[np.ndarray], np
     assert np.array_equal(got.view(np.float32), function(bits.astype(float)).astype(np.float32))
 
 
+def test_ex2_of_bf16_flushes() -> None:
+    values = np.array([[1.5, -3.0], [2.0**-130, -140.0]], np.float32)
+    pairs = (values.view(np.uint32) >> 16).astype(np.uint32)
+    words = np.resize(pairs[:, 0] | pairs[:, 1] << 16, 32)
+    (got,) = run_lanes("ex2.approx.ftz.bf16x2 %d0, %a0;", [words], [np.uint32])
+    found = np.stack([got[:2] << 16, got[:2] & 0xFFFF0000], 1).view(np.float32)
+    assert found.tolist() == [[2.828125, 0.125], [1.0, 0.0]]
+
+
 def test_testp_classes() -> None:
     values = np.array([1.0, 0.0, 2.0**-140, INF, NAN] + [1.0] * 27, np.float32).view(np.uint32)
     tests = {

@@ -312,6 +312,20 @@ def test_masks_and_extensions(mode: str) -> None:
             assert value == ((x & ((1 << count) - 1)) - (sign << count)) & LOW[32]
 
 
+def test_lop3_says_whether_anything_is_left() -> None:
+    body = """
+        .reg .pred %p, %q, %odd; and.b32 %at32, %t, 1; setp.eq.u32 %odd, %at32, 1;
+        lop3.or.b32 %d0|%p, %a0, 3, 0, 0xC0, %odd; lop3.and.b32 _|%q, %a0, 3, 0, 0xC0, %odd;
+        selp.u32 %d1, 1, 0, %p; selp.u32 %d2, 1, 0, %q;
+    """.replace(".reg .pred", ".reg .b32 %at32; .reg .pred")
+    (a,) = operands(32, 1)
+    left, either, both = run_lanes(body, [a], [np.uint32] * 3, block=64)
+    odd = np.arange(64) % 2 == 1
+    assert np.array_equal(left, a & 3)
+    assert np.array_equal(either, (left != 0) | odd)
+    assert np.array_equal(both, (left != 0) & odd)
+
+
 def test_fns_finds_the_nth_bit() -> None:
     masks = np.array([0b10110100, 0b10110100, 0b10110100, 0b1, 0xFFFFFFFF] + [0] * 27, np.uint32)
     bases = np.array([0, 3, 7, 0, 31] + [0] * 27, np.uint32)
@@ -327,6 +341,7 @@ def test_fns_finds_the_nth_bit() -> None:
         "add.cluster.u32 %d0, %a0, %a0;",
         "add.sat.u32 %d0, %a0, %a0;",
         "mov.u32 %d0, %envreg7;",
+        "atom.global.exch.b128 _, [%at], {%at, %at};",
         "vabsdiff4.u32.u32.u32 %d0, %a0, %a0, %a0;",
     ],
 )

@@ -263,11 +263,15 @@ def test_special_registers() -> None:
 
 @pytest.mark.parametrize(
     "policy",
-    ["L2::evict_first.b64 %d0", "L2::evict_last.L2::evict_unchanged.b64 %d0, 0.5"],
-    ids=["all", "half"],
+    [
+        "fractional.L2::evict_first.b64 %d0",
+        "fractional.L2::evict_last.L2::evict_unchanged.b64 %d0, 0.5",
+        "range.global.L2::evict_last.L2::evict_first.b64 %d0, [%at], 64, %t",
+        "cvt.L2.b64 %d0, 0x10",
+    ],
 )
 def test_a_cache_policy_is_a_value(policy: str) -> None:
-    (got,) = run_lanes(f"createpolicy.fractional.{policy};", [LANES], [np.uint64], block=64)
+    (got,) = run_lanes(f"createpolicy.{policy};", [LANES], [np.uint64], block=64)
     assert len(set(got.tolist())) == 1
 
 
