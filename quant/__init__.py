@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from .formats.transforms import hadamard
     from .paging import PagedKeys, gather_keys, page_views
     from .quantize_cache import QuantizedCache
-    from .selection.scores import block_max_scores, relu_sum_scores, select_blocks
+    from .selection.scores import (
+        block_max_scores,
+        mean_pooled_keys,
+        relu_sum_scores,
+        select_blocks,
+    )
 
 __version__ = "0.1.0"
 
@@ -50,6 +55,7 @@ _MODULES = {
     "hadamard": "formats.transforms",
     "linear_from_128x4": "formats.scale_order",
     "linear_to_128x4": "formats.scale_order",
+    "mean_pooled_keys": "selection.scores",
     "open_cache": "files.cache_file",
     "open_scores": "files.scores_file",
     "page_views": "paging",

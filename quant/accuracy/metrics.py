@@ -9,6 +9,9 @@ With scores ``s`` and baseline scores ``b`` of the same n keys:
                   k-th largest of b
     mass@k      = sum over top-k(s) of exp(c b) / sum over top-k(b) of exp(c b), c the softmax scale
 
+Where the last f keys (local blocks) are chosen whatever their scores, a top-k is those and the
+k - f best of the others, and they count as hits.
+
 A value that its formula leaves undefined (a zero norm, constant scores) is None, and so are the
 relative L2, the cosine and Spearman of a single key: they compare keys with each other.
 """
@@ -120,12 +123,20 @@ def row_accuracy(
     )
 
 
+def chance_recall(k: int, length: int, forced: int = 0) -> float:
+    """Recall@k of a random choice from `length` keys, the last `forced` of which are in it."""
+    if length <= k or not forced:
+        return min(k, length) / length
+    free = k - forced
+    return (forced + free * free / (length - forced)) / k
+
+
 @dataclass(frozen=True, slots=True)
 class _BestKeys:
-    """The baseline's top-k."""
+    """The baseline's top-k, without what is chosen whatever its score."""
 
     k: int
-    indices: torch.Tensor  # int64 [min(k, length)], ascending
+    indices: torch.Tensor  # int64 [min(k, length) - forced], ascending
     scores: torch.Tensor  # of these keys, highest first
     mass: torch.Tensor
     ties_left_out: int
@@ -144,19 +155,32 @@ class RowBaseline:
         The k to measure recall and mass for, each at least 1.
     softmax_scale : float
         What a score is multiplied by before the softmax; positive.
+    forced : int
+        Of the last keys, how many every top-k has whatever their scores, fewer than the least k.
 
     Raises
     ------
     ValueError
-        `scores` is not one-dimensional, or the scale is not positive and finite.
+        `scores` is not one-dimensional, the scale is not positive and finite, or as many keys as
+        a k are forced.
     """
 
-    def __init__(self, scores: torch.Tensor, *, top_k: Sequence[int], softmax_scale: float) -> None:
+    def __init__(
+        self,
+        scores: torch.Tensor,
+        *,
+        top_k: Sequence[int],
+        softmax_scale: float,
+        forced: int = 0,
+    ) -> None:
         if scores.dim() != 1:
             raise InputError(f"baseline must be [length], got {list(scores.shape)}")
         if not (softmax_scale > 0 and math.isfinite(softmax_scale)):
             raise InputError(f"softmax_scale must be positive and finite, got {softmax_scale}")
+        if not 0 <= forced < min(top_k, default=1):
+            raise InputError(f"forced must be 0 to less than every k, got {forced}")
         self._scores = scores
+        self._forced = forced
         self._length = scores.shape[0]
         self._nonfinite = count_nonfinite(scores)
         self._constant = self._length > 1 and bool(scores.min() == scores.max())
@@ -212,43 +236,61 @@ class RowBaseline:
         if not top_k:
             return ()
         # A smaller top-k is the beginning of a larger one.
-        widest = top_k_indices(self._scores[None], min(max(top_k), self._length))[0]
+        free = self._free(self._scores)
+        widest = self._choose(free, min(max(top_k), self._length) - self._forced)
         found = []
         for k in top_k:
-            indices = widest[:k]
-            scores = self._scores[indices]
+            indices = widest[: k - self._forced]
+            scores = free[indices]
             found.append(
                 _BestKeys(
                     k=k,
                     indices=indices.sort().values,
                     scores=scores,
                     mass=self._mass(indices),
-                    ties_left_out=int((self._scores >= scores[-1]).sum()) - indices.shape[0],
+                    ties_left_out=(
+                        int((free >= scores[-1]).sum()) - indices.shape[0] if len(scores) else 0
+                    ),
                 )
             )
         return tuple(found)
 
+    def _free(self, scores: torch.Tensor) -> torch.Tensor:
+        """The scores that decide."""
+        return scores[: self._length - self._forced]
+
+    @staticmethod
+    def _choose(free: torch.Tensor, count: int) -> torch.Tensor:
+        """The best of the scores that decide; of none where all keys are forced."""
+        if not count:
+            return torch.empty(0, dtype=torch.int64, device=free.device)
+        return top_k_indices(free[None], count)[0]
+
     def _mass(self, indices: torch.Tensor) -> torch.Tensor:
-        """Softmax mass of some keys, up to the common denominator."""
+        """Softmax mass of some keys and those forced, up to the common denominator."""
+        weights = self._weights[indices]
+        if self._forced:
+            weights = torch.cat([weights, self._weights[self._length - self._forced :]])
         # Sorted before they are added, so that the same scores in another order have the same sum.
-        return self._weights[indices].sort(descending=True).values.sum()
+        return weights.sort(descending=True).values.sum()
 
     def _measure_top_k(self, scores: torch.Tensor) -> tuple[TopKAccuracy, ...]:
         if not self._best:
             return ()
         widest = max(best.indices.shape[0] for best in self._best)
-        chosen = top_k_indices(scores[None], widest)[0]
+        chosen = self._choose(self._free(scores), widest)
         return tuple(self._compare(chosen[: best.indices.shape[0]], best) for best in self._best)
 
     def _compare(self, chosen: torch.Tensor, best: _BestKeys) -> TopKAccuracy:
-        kept = chosen.shape[0]
+        kept = chosen.shape[0] + self._forced
         chosen_scores = self._scores[chosen].sort(descending=True).values
+        hits = int((chosen_scores >= best.scores[-1]).sum()) if len(chosen) else 0
         return TopKAccuracy(
             k=best.k,
             kept=kept,
-            recall=int((chosen_scores >= best.scores[-1]).sum()) / kept,
+            recall=(hits + self._forced) / kept,
             mass=float(self._mass(chosen) / best.mass),
-            chance=kept / self._length,
+            chance=chance_recall(best.k, self._length, self._forced),
             same_scores=bool((chosen_scores == best.scores).all()),
             same_set=bool((chosen.sort().values == best.indices).all()),
             ties_left_out=best.ties_left_out,

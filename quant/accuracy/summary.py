@@ -26,13 +26,13 @@ class RowValue:
     """The value."""
 
     row: int
-    """Number of the query row."""
+    """Number of the query row; where heads rank by themselves, row x heads + head."""
 
     request: int
     """The request that it belongs to."""
 
     length: int
-    """Keys that it sees."""
+    """Keys that it sees, or blocks where those are selected."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from sdsa_quant.files.cache_header import FORMAT as CACHE_FORMAT
 from sdsa_quant.files.safetensors_reader import header_metadata
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource
 from sdsa_quant.layout import DIM
+from sdsa_quant.selection.scores import mean_pooled_keys
 
 from .names import (
     FLOAT_DTYPES,
@@ -53,6 +54,7 @@ class CapturedKeys:
     starts: tuple[int, ...]  # first row of each request in the tensor seen as [rows, 128]
     context_lengths: tuple[int, ...]  # keys of each request
     lengths_name: str | None = None  # the tensor that says so
+    pool: int = 1  # consecutive keys of the tensor that are read as one, their mean
 
     @property
     def name(self) -> str:
@@ -71,6 +73,8 @@ class CapturedKeys:
     def read(self, request: int, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Keys ``start`` to ``stop`` of one request: ``[n, 128]`` in the tensor's own dtype.
 
+        They are means where there is a pool.
+
         Raises
         ------
         ValueError
@@ -80,8 +84,9 @@ class CapturedKeys:
         stop = length if stop is None else stop
         if not 0 <= start <= stop <= length:
             raise InputError(f"keys must lie within 0 to {length}, got {start} to {stop}")
-        first = self.starts[request]
-        return self.rows(first + start, first + stop)
+        first, pool = self.starts[request], self.pool
+        keys = self.rows(first + start * pool, first + stop * pool)
+        return keys if pool == 1 else mean_pooled_keys(keys, pool)
 
 
 def select_keys(source: TensorSource, pattern: str | None = None) -> list[StoredTensor]:

@@ -5,6 +5,8 @@ With query heads ``q_h`` of one row, weights ``w_h`` and a key ``k``:
     relu-sum  = sum over h of w_h max(0, q_h . k)       one score for each key
     block-max = max of q_h . k over the keys of a block  one score for each head and block
 
+Where keys are pooled, `k` is the mean of n consecutive keys.
+
 Relu-sum is the score of DeepSeek-V3.2's indexer (equation 1 of its technical report; weights carry
 every positive factor), block-max that of MiniMax-M3's. Heads are added in ascending order, so that
 the same input gives the same bits whatever the size of a chunk of keys.
@@ -100,18 +102,60 @@ def block_max_scores(
     rows, heads, _ = query.shape
     blocks = -(-keys.shape[0] // block)
     wide_keys = keys.double().T
-    hidden = (
-        torch.arange(blocks * block, device=query.device, dtype=torch.int64) >= lengths[:, None]
-    )
     scores = torch.empty((rows, heads, blocks), dtype=torch.float64, device=query.device)
     for head in range(heads):
-        products = torch.full(
-            (rows, blocks * block), -torch.inf, dtype=torch.float64, device=query.device
-        )
-        products[:, : keys.shape[0]] = query[:, head].double() @ wide_keys
-        products.masked_fill_(hidden, -torch.inf)
-        scores[:, head] = products.view(rows, blocks, block).amax(-1)
+        scores[:, head] = block_maxima(query[:, head].double() @ wide_keys, lengths, block)
     return scores
+
+
+def block_maxima(scores: torch.Tensor, lengths: torch.Tensor, block: int) -> torch.Tensor:
+    """The maximum of each block of the scores that a row sees, ``[rows, blocks]``.
+
+    Parameters
+    ----------
+    scores : torch.Tensor
+        Input, floating point ``[rows, keys]``, overwritten with -inf where a row does not see.
+    lengths : torch.Tensor
+        Input, integers ``[rows]`` on the same device: scores that each row sees.
+    block : int
+        Scores of a block, at least 1; the last one may be shorter.
+    """
+    rows, keys = scores.shape
+    whole = keys // block * block
+    if bool((lengths < keys).any()):
+        hidden = torch.arange(keys, device=scores.device, dtype=torch.int64) >= lengths[:, None]
+        scores.masked_fill_(hidden, -torch.inf)
+    maxima = scores[:, :whole].view(rows, -1, block).amax(-1)
+    if whole == keys:
+        return maxima
+    return torch.cat([maxima, scores[:, whole:].amax(-1, keepdim=True)], -1)
+
+
+@checked_arguments
+def mean_pooled_keys(keys: torch.Tensor, pool: int) -> torch.Tensor:
+    """The mean of every `pool` consecutive keys, ``[keys // pool, dim]``, in the dtype of `keys`.
+
+    Added in float64 and rounded once; keys past the last whole pool are left out.
+
+    Parameters
+    ----------
+    keys : torch.Tensor
+        Input, floating point ``[keys, dim]``, any device.
+    pool : int
+        Keys of a pool, at least 1.
+
+    Raises
+    ------
+    ValueError
+        `keys` does not have two dimensions, or `pool` is less than 1.
+    """
+    if keys.dim() != 2:
+        raise InputError(f"must be [keys, dim], got {list(keys.shape)}", argument="keys")
+    if pool < 1:
+        raise InputError(f"must be at least 1, got {pool}", argument="pool")
+    pools = keys.shape[0] // pool
+    values = keys[: pools * pool].double().view(pools, pool, keys.shape[1])
+    return (values.sum(1) / pool).to(keys.dtype)
 
 
 @checked_arguments

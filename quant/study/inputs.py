@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdsa_quant.errors import InputError
+from sdsa_quant.files.text import whole_number
+
 DEFAULT_FORMATS = (
     "nvfp4",
     "nvfp4-mixed",
@@ -17,7 +20,7 @@ DEFAULT_FORMATS = (
 )  # not bf16, nor the slow rules
 
 
-ROWS, RELU_SUM = SCORES = ("rows", "relu-sum")
+ROWS, RELU_SUM, BLOCK_MAX = SCORES = ("rows", "relu-sum", "block-max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,9 @@ class StudyInputs:
     """Tensor of each row's position, from 0, or a pattern."""
 
     score: str = "rows"
-    """Score of a key: ``"rows"``, each query row by itself, or ``"relu-sum"``, the weighted sum of
-    ReLUs over the heads of query rows ``[rows, heads, 128]``."""
+    """Score of a key: ``"rows"``, each query row by itself; ``"relu-sum"``, the weighted sum of
+    ReLUs over the heads of query rows ``[rows, heads, 128]``; ``"block-max"``, each head by itself,
+    for blocks of keys."""
 
     weights: str | None = None
     """Tensor of the weights of heads, or a pattern; every weight is 1 if null."""
@@ -63,5 +67,49 @@ class StudyInputs:
     """Tokens that a key stands for, as a capture's files state it: a row sees the keys of whole
     ones up to its position."""
 
+    block: int = 1
+    """Keys of a block that is selected as a whole, by the maximum of their scores; 1 for keys that
+    are selected one by one. Then "keys" of a row are blocks wherever rankings are counted."""
+
+    local_blocks: int = 0
+    """Of the blocks that a row sees, how many of the last are selected whatever their scores."""
+
+    mean_pool: int = 1
+    """Consecutive keys of the files whose mean is one key of the study; 1 for none."""
+
     calibration: Path | None = None
     """Calibration file of another capture; null for what the other requests of a layer give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is selected: the best keys, or the best blocks of `block` keys."""
+
+    block: int
+    """Keys of a block; 1 for keys."""
+
+    top_k: tuple[int, ...]
+    """How many a row selects, one or several numbers to study."""
+
+    local: int = 0
+    """Blocks among them that are selected whatever their scores."""
+
+
+def parse_selection(text: str) -> Selection:
+    """A selection such as ``tokens:2048`` or ``blocks:128:16``.
+
+    Raises
+    ------
+    InputError
+        The text is not a selection.
+    """
+    kind, *sizes = text.split(":")
+    numbers = [whole_number(size) for size in sizes]
+    if len(numbers) == {"tokens": 1, "blocks": 2}.get(kind) and all(numbers):
+        *block, k = (number or 0 for number in numbers)
+        if block != [1]:
+            return Selection(block[0] if block else 1, (k,))
+    raise InputError(
+        f"must be like tokens:2048 or blocks:128:16 (blocks of 2 keys or more), got {text!r}",
+        argument="select",
+    )

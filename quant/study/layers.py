@@ -35,7 +35,8 @@ from sdsa_quant.errors import DtypeError, Hint, InputError
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, open_tensors
 from sdsa_quant.layout import DIM, MAX_ROWS
 
-from .inputs import RELU_SUM, ROWS, SCORES, StudyInputs
+from .inputs import BLOCK_MAX, RELU_SUM, ROWS, SCORES, StudyInputs
+from .ranking import Ranking
 
 KEYS_AT_A_TIME = 16384  # of one request: bounds every temporary that is made of keys
 
@@ -50,13 +51,18 @@ class StudyLayer:
     row_requests: tuple[int, ...]  # request of each query row
     row_lengths: tuple[int, ...]  # keys that each query row sees
     request_rows: tuple[tuple[int, ...], ...]  # the query rows of each request
-    heads: int | None = None  # of a query row scored by relu-sum; None for rows without heads
+    ranking: Ranking  # by what keys are ranked
     weights_name: str | None = None  # of the heads, beside the query rows
 
     @property
     def name(self) -> str:
         """Name of the layer's key tensor."""
         return self.keys.name
+
+    @property
+    def heads(self) -> int | None:
+        """Heads of a query row; None for rows without heads."""
+        return self.ranking.heads
 
     @property
     def requests(self) -> int:
@@ -123,8 +129,11 @@ class StudyLayer:
     def key_chunks(self, request: int) -> Iterator[tuple[int, torch.Tensor]]:
         """First key and keys of each chunk of one request."""
         length = self.keys.context_lengths[request]
-        for start in range(0, length, KEYS_AT_A_TIME):
-            yield start, self.read_keys(request, start, min(start + KEYS_AT_A_TIME, length))
+        # Whole blocks, so that each chunk has all that the scores of its blocks are made of.
+        block = self.ranking.block
+        step = max(KEYS_AT_A_TIME // self.keys.pool // block, 1) * block
+        for start in range(0, length, step):
+            yield start, self.read_keys(request, start, min(start + step, length))
 
     def all_keys(self) -> Iterator[torch.Tensor]:
         """The keys of every request, chunk by chunk."""
@@ -146,12 +155,7 @@ def open_layers(inputs: StudyInputs) -> list[StudyLayer]:
         raise InputError(
             f"must be one of {', '.join(SCORES)}, got {inputs.score!r}", argument="score"
         )
-    if inputs.weights is not None and inputs.score == ROWS:
-        raise InputError(
-            "must be left out where each query row is scored by itself",
-            argument="weights",
-            hint=Hint("score", "for query rows with heads", RELU_SUM),
-        )
+    _require_fitting_options(inputs)
     key_source, query_source = open_tensors(inputs.keys), open_tensors(inputs.queries)
     # With the patterns that chose the tensors, by which others are found to go with them.
     keys_pattern = _keys_pattern(key_source, inputs.keys_pattern)
@@ -163,6 +167,31 @@ def open_layers(inputs: StudyInputs) -> list[StudyLayer]:
         key_source, key_tensors, keys_pattern, query_source, query_tensors, queries_pattern
     )
     return [_layer(inputs, keys, key_source, query, query_source) for keys, query in pairs]
+
+
+def _require_fitting_options(inputs: StudyInputs) -> None:
+    if inputs.weights is not None and inputs.score != RELU_SUM:
+        raise InputError(
+            f"must be left out where each {'head' if inputs.score == BLOCK_MAX else 'query row'} "
+            f"is scored by itself",
+            argument="weights",
+            hint=Hint("score", "for a sum over heads", RELU_SUM),
+        )
+    for name in ("block", "mean_pool"):
+        if getattr(inputs, name) < 1:
+            raise InputError(f"must be at least 1, got {getattr(inputs, name)}", argument=name)
+    if inputs.score == BLOCK_MAX and inputs.block == 1:
+        raise InputError(
+            f"must name blocks for the score {BLOCK_MAX}",
+            argument="select",
+            hint=Hint("select", "for MiniMax-M3", "blocks:128:16"),
+        )
+    if inputs.local_blocks < 0 or (inputs.local_blocks and inputs.block == 1):
+        raise InputError(
+            f"must be at least 0, and 0 where keys are selected one by one, got "
+            f"{inputs.local_blocks}",
+            argument="local_blocks",
+        )
 
 
 def _keys_pattern(source: TensorSource, pattern: str | None) -> str | None:
@@ -267,6 +296,11 @@ def _layer(
         )
     elif inputs.causal:
         row_lengths = _causal_lengths(query_tensor, row_requests, row_lengths)
+    if inputs.mean_pool > 1:
+        pool = inputs.mean_pool  # of whole pools only: the rest is no key yet
+        lengths = tuple(length // pool for length in keys.context_lengths)
+        keys = replace(keys, context_lengths=lengths, pool=pool)
+        row_lengths = [length // pool for length in row_lengths]
     request_rows: list[list[int]] = [[] for _ in keys.context_lengths]
     for row, request in enumerate(row_requests):
         request_rows[request].append(row)
@@ -277,7 +311,7 @@ def _layer(
         row_requests=tuple(row_requests),
         row_lengths=tuple(row_lengths),
         request_rows=tuple(map(tuple, request_rows)),
-        heads=heads,
+        ranking=Ranking(inputs.score, heads, inputs.block, inputs.local_blocks),
         weights_name=_weights_name(inputs, query_source, query_tensor),
     )
 
@@ -296,10 +330,10 @@ def _divided_keys(
 
 def _heads(inputs: StudyInputs, query_tensor: StoredTensor) -> int | None:
     """Heads of each query row; None where a row is scored by itself."""
-    if inputs.score == RELU_SUM:
+    if inputs.score != ROWS:
         if len(query_tensor.shape) != 3:
             raise InputError(
-                f"tensor {query_tensor.name} must be [rows, heads, {DIM}] for {RELU_SUM}, "
+                f"tensor {query_tensor.name} must be [rows, heads, {DIM}] for {inputs.score}, "
                 f"got {list(query_tensor.shape)}",
                 source=query_tensor.path,
             )
@@ -343,7 +377,7 @@ def _row_requests(
     rows: int,
 ) -> list[int]:
     per_group = inputs.rows_per_group
-    if per_group is None and inputs.score == RELU_SUM:
+    if per_group is None and inputs.score != ROWS:
         per_group = 1
     elif per_group is None:
         per_group = stated_rows_per_group(query_source, query_tensor) or 1

@@ -37,7 +37,7 @@ from .layers import StudyLayer
 from .settings import StudySettings
 from .unit import UnitResult
 
-RECORD_VERSION = "3"  # raised when a result file means something else
+RECORD_VERSION = "4"  # raised when a result file means something else
 
 _DESCRIPTION = "study.json"
 _VERSION_FIELD = "record_version"

@@ -65,6 +65,9 @@ class LayerInfo:
     rows: int
     """Query rows."""
 
+    heads: int | None
+    """Heads of a query row; null for rows without heads."""
+
 
 @dataclass(frozen=True, slots=True)
 class LengthBin:

@@ -14,6 +14,7 @@ from statistics import fmean
 import torch
 
 from sdsa_quant.accuracy.blocks import BlockProfile
+from sdsa_quant.accuracy.metrics import chance_recall
 from sdsa_quant.accuracy.summary import Accuracy, summarize_accuracy
 from sdsa_quant.layout import DIM
 
@@ -47,7 +48,8 @@ class StudySummary:
 class _Totals:
     """Sums over units, for one layer or for all."""
 
-    def __init__(self, settings: StudySettings) -> None:
+    def __init__(self, settings: StudySettings, forced: int) -> None:
+        self.forced = forced  # choices of a row that are made whatever the scores
         count = len(settings.settings)
         self.rows: list[torch.Tensor] = []
         self.error_counts = torch.zeros((count, ERROR_BINS), dtype=torch.int64, device="cpu")
@@ -88,10 +90,11 @@ def summarize_study(study: Study) -> StudySummary:
         A result file is missing or damaged.
     """
     settings = study.settings
-    whole = _Totals(settings)
+    forced = study.inputs.local_blocks
+    whole = _Totals(settings, forced)
     layers, by_layer, blocks = [], [], []
     for index, layer in enumerate(study.layers):
-        totals = _Totals(settings)
+        totals = _Totals(settings, forced)
         for request in range(layer.requests):
             unit = study.folder.read(index, request)
             totals.add(unit)
@@ -103,6 +106,7 @@ def summarize_study(study: Study) -> StudySummary:
                 layer.requests,
                 sum(layer.keys.context_lengths),
                 len(layer.row_requests),
+                layer.heads,
             )
         )
         by_layer.append(_setting_results(layer.name, totals, settings, ()))
@@ -146,7 +150,8 @@ def _setting_results(
     rows = totals.all_rows()
     results = []
     for index, setting in enumerate(settings.settings):
-        accuracy = summarize_accuracy(unpack_rows(rows[index], settings.top_k), settings.top_k)
+        measured = unpack_rows(rows[index], settings.top_k, totals.forced)
+        accuracy = summarize_accuracy(measured, settings.top_k)
         of_layers = [results_of_layer[index] for results_of_layer in by_layer]
         results.append(
             SettingResult(
@@ -157,7 +162,7 @@ def _setting_results(
                 accuracy=accuracy,
                 worst_layers=_worst_layers(layer, accuracy, of_layers),
                 no_better_than_chance=tuple(
-                    _no_better_than_chance(rows[index], k, recall_column(k_index))
+                    _no_better_than_chance(rows[index], k, recall_column(k_index), totals.forced)
                     for k_index, k in enumerate(settings.top_k)
                 ),
                 by_length=_by_length(rows[index], settings.top_k),
@@ -188,20 +193,21 @@ def _worst_layers(
     return tuple(worst)
 
 
-def _no_better_than_chance(rows: torch.Tensor, k: int, column: int) -> bool | None:
+def _no_better_than_chance(rows: torch.Tensor, k: int, column: int, forced: int) -> bool | None:
     """Whether the mean recall is within 3 standard errors of that of random choices.
 
     The hits of k keys drawn from n are hypergeometric: the recall has mean k / n and variance
     (1 - k / n) (n - k) / (n (n - 1)). Rows that are not longer than k cannot miss a key and say
-    nothing.
+    nothing. Of choices that are forced there are fewer to draw, and fewer to draw from.
     """
     telling = telling_rows(rows, k) & ~rows[:, column].isnan()
     if not bool(telling.any()):
         return None
     n, recall = lengths(rows)[telling], rows[telling, column]
-    variance = (1 - k / n) * (n - k) / (n * (n - 1))
+    free, of = k - forced, n - forced
+    variance = (1 - free / of) * (of - free) / (of * (of - 1)) * (free / k) ** 2
     count = n.shape[0]
-    chance = fmean((k / n).tolist())
+    chance = fmean(chance_recall(k, int(each), forced) for each in n.tolist())
     standard_error = math.sqrt(math.fsum(variance.tolist())) / count
     return fmean(recall.tolist()) <= chance + CHANCE_STANDARD_ERRORS * standard_error
 

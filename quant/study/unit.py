@@ -24,18 +24,16 @@ from typing import Any
 
 import torch
 
-from sdsa_quant.accuracy.baseline import baseline_scores
 from sdsa_quant.accuracy.blocks import BlockProfile, profile_blocks
-from sdsa_quant.accuracy.metrics import RowAccuracy, RowBaseline, TopKAccuracy
+from sdsa_quant.accuracy.metrics import RowAccuracy, RowBaseline, TopKAccuracy, chance_recall
 from sdsa_quant.accuracy.query_loss import rows_lost
 from sdsa_quant.calibration.layer import LayerCalibration
 from sdsa_quant.formats.key_formats import KeyFormat
 from sdsa_quant.formats.rule_weights import RuleWeights
 from sdsa_quant.formats.transforms import KeyTransform, fit_transforms
 from sdsa_quant.layout import DIM
-from sdsa_quant.selection.scores import relu_sum_scores
 
-from .layers import StudyLayer
+from .layers import KEYS_AT_A_TIME, StudyLayer
 from .settings import StudySettings
 
 SCORE_BUDGET_BYTES = 256 << 20  # of all that is kept by score, for the rows of one chunk
@@ -168,7 +166,10 @@ class _Unit:
     @property
     def rows_per_chunk(self) -> int:
         """Query rows that fit into the score budget at once."""
-        row_bytes = (4 * len(self._formats) + _BASELINE_BYTES) * max(self._length, 1)
+        ranking = self._layer.ranking
+        choices = ranking.rows_each * max(ranking.choices(self._length), 1)
+        row_bytes = (4 * len(self._formats) + _BASELINE_BYTES) * choices
+        row_bytes += ranking.workspace_bytes(min(self._length, KEYS_AT_A_TIME))
         # Of a row with many heads, what the query itself takes in float64 counts too.
         row_bytes += 8 * DIM * (self._layer.heads or 0) * (len(self._formats) + 1)
         return max(1, SCORE_BUDGET_BYTES // row_bytes)
@@ -178,48 +179,68 @@ class _Unit:
         query = self._layer.read_query(rows).to(self._device)
         weights = self._layer.read_weights(rows)
         weights = None if weights is None else weights.to(self._device)
-        baseline = self._baseline(query, weights)
+        ranking, each = self._layer.ranking, self._layer.ranking.rows_each
+        seen = [self._layer.row_lengths[row] for row in rows]
+        lengths = torch.tensor(seen, device=self._device, dtype=torch.int64)
+        # What ranks, by its number and what it chooses among: a query row, or each of its heads.
+        ranked = [
+            (row * each + head, ranking.choices(length))
+            for row, length in zip(rows, seen, strict=True)
+            for head in range(each)
+        ]
+        baseline = self._baseline(query, weights, lengths)
         if first:
             for _, keys in self._layer.key_chunks(self._request):
                 squares = keys.to(self._device).double().square()
                 self._channel_squares += squares.sum(0, dtype=torch.float64)
         baselines = [
             RowBaseline(
-                scores[: self._layer.row_lengths[row]],
+                scores[:choices],
                 top_k=self._settings.top_k,
                 softmax_scale=self._settings.softmax_scale,
+                forced=min(ranking.local, choices),
             )
-            for row, scores in zip(rows, baseline, strict=True)
+            for (_, choices), scores in zip(ranked, baseline, strict=True)
         ]
         for transform_index in range(len(self._transforms)):
-            scores = self._score(transform_index, query, weights, first=first)
-            for format_index, row_index in itertools.product(
-                range(len(self._formats)), range(len(rows))
+            scores = self._score(transform_index, query, weights, lengths, first=first)
+            for format_index, index in itertools.product(
+                range(len(self._formats)), range(len(ranked))
             ):
+                row, choices = ranked[index]
                 self._measure_row(
                     transform_index * len(self._formats) + format_index,
-                    rows[row_index],
-                    scores[format_index, row_index],
-                    baseline[row_index],
-                    baselines[row_index],
+                    row,
+                    scores[format_index, index, :choices],
+                    baseline[index, :choices],
+                    baselines[index],
                 )
 
-    def _baseline(self, query: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-        """float32 ``[rows, keys]`` scores of the unquantized keys."""
-        if self._layer.heads is None:
-            return baseline_scores(query, self._layer.read_keys, self._request, self._length)
-        scores = torch.empty(
-            (query.shape[0], self._length), device=self._device, dtype=torch.float32
-        )
-        for start, keys in self._layer.key_chunks(self._request):
-            chunk = relu_sum_scores(query, keys.to(self._device), weights)
-            scores[:, start : start + keys.shape[0]] = chunk
+    def _empty_scores(self, rows: int, *formats: int) -> torch.Tensor:
+        ranking = self._layer.ranking
+        shape = (*formats, rows * ranking.rows_each, ranking.choices(self._length))
+        return torch.empty(shape, device=self._device, dtype=torch.float32)
+
+    def _baseline(
+        self, query: torch.Tensor, weights: torch.Tensor | None, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        """float32 ``[ranked, choices]`` scores of the unquantized keys."""
+        scores, wide = self._empty_scores(query.shape[0]), query.double()
+        for start, chunk in self._layer.key_chunks(self._request):
+            keys = chunk.to(self._device)
+            self._layer.ranking.add_chunk(scores, start, wide, keys, lengths, weights=weights)
         return scores
 
     def _score(
-        self, index: int, query: torch.Tensor, weights: torch.Tensor | None, *, first: bool
+        self,
+        index: int,
+        query: torch.Tensor,
+        weights: torch.Tensor | None,
+        lengths: torch.Tensor,
+        *,
+        first: bool,
     ) -> torch.Tensor:
-        """float32 ``[formats, rows, keys]`` of one transform, on the scale of the baseline."""
+        """float32 ``[formats, ranked, choices]`` of one transform, on the scale of the baseline."""
         transform = self._transforms[index]
         transformed_query = transform.apply_query(query)
         wide_queries = [
@@ -230,12 +251,10 @@ class _Unit:
         for format_index, stored in enumerate(wide_queries):
             lost = int(rows_lost(transformed_query, stored).sum())
             self._query_rows_lost[index * len(self._formats) + format_index] += lost
+        # The gain is a power of two: dividing the query by it is exact.
+        wide_queries = [wide.div_(transform.gain) for wide in wide_queries]
         shifts = transform.score_shifts(query.view(-1, DIM)).view(query.shape[:-1])
-        scores = torch.empty(
-            (len(self._formats), query.shape[0], self._length),
-            device=self._device,
-            dtype=torch.float32,
-        )
+        scores = self._empty_scores(query.shape[0], len(self._formats))
         for start, chunk in self._layer.key_chunks(self._request):
             keys = chunk.to(self._device)
             transformed = transform.apply_keys(keys)
@@ -245,18 +264,17 @@ class _Unit:
                 decoded = codec.format.round_trip(transformed, self._key_weights[index])
                 if first:
                     self._add_channel_errors(index, codec, keys, transform.restore_keys(decoded))
-                wide_keys = decoded.double().T
+                wide_keys = decoded.double()
                 for format_index in codec.indices:
-                    wide_query = wide_queries[format_index]
-                    if self._layer.heads is None:
-                        products = wide_query @ wide_keys
-                        products.div_(transform.gain).add_(shifts[:, None])
-                    else:
-                        # The gain is a power of two: dividing the query by it is exact.
-                        products = relu_sum_scores(
-                            wide_query / transform.gain, wide_keys.T, weights, shifts=shifts
-                        )
-                    scores[format_index, :, start : start + keys.shape[0]] = products
+                    self._layer.ranking.add_chunk(
+                        scores[format_index],
+                        start,
+                        wide_queries[format_index],
+                        wide_keys,
+                        lengths,
+                        weights=weights,
+                        shifts=shifts,
+                    )
         return scores
 
     def _add_channel_errors(
@@ -274,11 +292,9 @@ class _Unit:
         baseline: torch.Tensor,
         row_baseline: RowBaseline,
     ) -> None:
-        length = self._layer.row_lengths[row]
-        scores, baseline = scores[:length], baseline[:length]
         accuracy = row_baseline.measure(row, self._request, scores)
         self._rows[setting].append(accuracy)
-        if accuracy.valid and length:
+        if accuracy.valid and accuracy.length:
             self._error_counts[setting] += count_errors(scores, baseline).cpu()
 
     def result(self) -> UnitResult:
@@ -371,12 +387,12 @@ def _numbers(row: RowAccuracy, width: int) -> list[float]:
     return numbers + [math.nan] * (width - len(numbers))
 
 
-def unpack_rows(rows: torch.Tensor, top_k: Sequence[int]) -> list[RowAccuracy]:
-    """Undo `pack_rows`, the same bits."""
-    return [_row(numbers, top_k) for numbers in rows.tolist()]
+def unpack_rows(rows: torch.Tensor, top_k: Sequence[int], forced: int = 0) -> list[RowAccuracy]:
+    """Undo `pack_rows`, the same bits; `forced` as the rows were measured."""
+    return [_row(numbers, top_k, forced) for numbers in rows.tolist()]
 
 
-def _row(numbers: Sequence[float], top_k: Sequence[int]) -> RowAccuracy:
+def _row(numbers: Sequence[float], top_k: Sequence[int], forced: int) -> RowAccuracy:
     values: dict[str, Any] = dict(zip(_COUNTS, map(int, numbers), strict=False))
     values["constant_baseline"] = bool(values["constant_baseline"])
     for name, value in zip(_MEASURES, numbers[len(_COUNTS) :], strict=False):
@@ -384,11 +400,11 @@ def _row(numbers: Sequence[float], top_k: Sequence[int]) -> RowAccuracy:
     row = RowAccuracy(**values)
     if not row.valid or not row.length:
         return row
-    by_k = [_top_k(numbers[recall_column(i) :], k, row.length) for i, k in enumerate(top_k)]
+    by_k = [_top_k(numbers[recall_column(i) :], k, row.length, forced) for i, k in enumerate(top_k)]
     return replace(row, top_k=tuple(by_k))
 
 
-def _top_k(numbers: Sequence[float], k: int, length: int) -> TopKAccuracy:
+def _top_k(numbers: Sequence[float], k: int, length: int, forced: int) -> TopKAccuracy:
     recall, mass, same_scores, same_set, ties_left_out = numbers[: len(_BY_K)]
     kept = min(k, length)
     return TopKAccuracy(
@@ -396,7 +412,7 @@ def _top_k(numbers: Sequence[float], k: int, length: int) -> TopKAccuracy:
         kept=kept,
         recall=recall,
         mass=mass,
-        chance=kept / length,
+        chance=chance_recall(k, length, forced),
         same_scores=bool(same_scores),
         same_set=bool(same_set),
         ties_left_out=int(ties_left_out),

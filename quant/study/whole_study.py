@@ -19,9 +19,9 @@ from sdsa_quant.files.atomic_file import write_text
 from sdsa_quant.files.typed_json import json_text
 from sdsa_quant.formats.key_formats import key_format
 from sdsa_quant.formats.transforms import NONE
-from sdsa_quant.layout import DEFAULT_SOFTMAX_SCALE, DEFAULT_TOP_K
+from sdsa_quant.layout import DEFAULT_SOFTMAX_SCALE
 
-from .captured import with_stated
+from .captured import chosen_selection, with_stated
 from .inputs import DEFAULT_FORMATS, StudyInputs
 from .ranks import Ranks, joined_ranks, measure_with_workers
 from .rendezvous import local_rank
@@ -60,12 +60,15 @@ def run(
     positions: str | None = None,
     score: str | None = None,
     weights: str | None = None,
+    select: str | None = None,
+    local_blocks: int | None = None,
+    mean_pool: int = 1,
     calibration: str | Path | None = None,
     formats: Sequence[str] = DEFAULT_FORMATS,
     rotate: Sequence[str] = (NONE,),
     gain: Sequence[str] = (NONE,),
     center: Sequence[str] = (NONE,),
-    top_k: Sequence[int] = DEFAULT_TOP_K,
+    top_k: Sequence[int] | None = None,
     softmax_scale: float = DEFAULT_SOFTMAX_SCALE,
     device: torch.device | str = "cpu",
     workers: int | None = 1,
@@ -105,12 +108,22 @@ def run(
     positions : str, optional
         Tensor of each row's position, from 0, or a pattern, for causal rows that are not the last.
     score : str, optional
-        Score of a key: ``rows``, each query row by itself, or ``relu-sum``, the weighted sum of
-        ReLUs over the heads of query rows ``[rows, heads, 128]``; by default what a capture's files
-        state, or ``rows``. They also state weights, requests and positions.
+        Score of a key: ``rows``, each query row by itself; ``relu-sum``, the weighted sum of
+        ReLUs over the heads of query rows ``[rows, heads, 128]``; ``block-max``, each head by
+        itself, for blocks. By default what a capture's files state, or ``rows``. They also state
+        weights, requests and positions.
     weights : str, optional
         Tensor of the weights of heads ``[rows, heads]``, or a pattern, for ``relu-sum``; every
         weight is 1 by default.
+    select : str, optional
+        What is selected: ``tokens:2048``, the best keys, or ``blocks:128:16``, the best 16 blocks
+        of 128 keys by the maximum of their scores. By default what a capture's files state, or
+        keys, `top_k` of them.
+    local_blocks : int, optional
+        Of the blocks that a row sees, how many of the last are selected whatever their scores; by
+        default as a capture's files state, or none.
+    mean_pool : int
+        Consecutive keys of the files whose mean is one key of the study.
     calibration : str or Path, optional
         A calibration file of another capture, whose mean keys and covariances the covariance
         formats are to use instead of those of the other requests.
@@ -122,8 +135,9 @@ def run(
     rotate, gain, center : sequence of str
         Transforms to combine: ``none`` and ``hadamard``; ``none``, ``auto`` and powers of two;
         ``none`` and ``channel``.
-    top_k : sequence of int
-        Numbers of keys that an indexer selects.
+    top_k : sequence of int, optional
+        Numbers of keys that an indexer selects; by default what a capture's files state, or 64, 256
+        and 2048. Left out with `select`.
     softmax_scale : float
         What a score is multiplied by before the softmax of mass@k.
     device : torch.device or str
@@ -156,6 +170,7 @@ def run(
         A worker or another rank failed.
     """
     started = time.monotonic()
+    selection = chosen_selection(Path(queries), select, top_k, local_blocks)
     inputs = StudyInputs(
         keys=Path(keys),
         queries=Path(queries),
@@ -167,13 +182,16 @@ def run(
         causal=causal or positions is not None,  # positions are what rows see keys up to
         positions=positions,
         weights=weights,
+        block=selection.block,
+        local_blocks=selection.local,
+        mean_pool=mean_pool,
         calibration=None if calibration is None else Path(calibration),
     )
     inputs = with_stated(inputs, score)
     settings = StudySettings(
         formats=tuple(formats),
         transforms=transform_choices(rotate, gain, center),
-        top_k=tuple(top_k),
+        top_k=selection.top_k,
         softmax_scale=softmax_scale,
     )
     if workers is not None and workers < 1:
@@ -248,7 +266,7 @@ def _report(study: Study, timing: StudyTiming) -> StudyReport:
     """The report of a study whose units are all measured."""
     summary = summarize_study(study)
     return StudyReport(
-        schema="sdsa.study/3",
+        schema="sdsa.study/4",
         command="study",
         inputs=study.inputs,
         device=study.device.partition(":")[0],  # the same for every rank

@@ -23,7 +23,6 @@ from sdsa_cli.options import (
     RotateListOption,
     RowsPerGroupOption,
     SoftmaxScaleOption,
-    TopKOption,
     at_least_one,
     choose_device,
     choose_softmax_scale,
@@ -50,6 +49,8 @@ EXAMPLES = examples(
     "--lengths lengths --center none,channel",
     "sdsa study keys.safetensors queries.safetensors -o rules --lengths lengths "
     "--formats nvfp4,nvfp4-covariance --rotate hadamard",
+    "sdsa study keys.safetensors queries.safetensors -o blocks --lengths lengths "
+    "--select blocks:128:16 --local-blocks 1",
     "sdsa study capture/ capture/ -o checked --no-plots --fail-below recall@2048.p1=0.95",
     "torchrun --nproc-per-node 8 -m sdsa_cli study capture/ capture/ -o layers",
 )
@@ -97,9 +98,9 @@ def study(
         typer.Option(
             "--score",
             metavar="KIND",
-            help="Score of a key: rows, each query row by itself, or relu-sum, the weighted sum of "
-            "ReLUs over the heads of query rows [rows, heads, 128]. Default: what files of sdsa "
-            "capture state, else rows.",
+            help="Score of a key: rows, each query row by itself; relu-sum, the weighted sum of "
+            "ReLUs over the heads of query rows [rows, heads, 128]; block-max, each head by "
+            "itself, for blocks. Default: what files of sdsa capture state, else rows.",
         ),
     ] = None,
     weights: Annotated[
@@ -110,6 +111,33 @@ def study(
             help="Tensor of the weights of heads, [rows, heads], for relu-sum; default: all 1.",
         ),
     ] = None,
+    select: Annotated[
+        str | None,
+        typer.Option(
+            "--select",
+            metavar="WHAT",
+            help="What is selected: tokens:2048, the best keys, or blocks:128:16, the best 16 "
+            "blocks of 128 keys by the maximum of their scores. Default: what files of sdsa "
+            "capture state, else keys as --top-k says.",
+        ),
+    ] = None,
+    local_blocks: Annotated[
+        int | None,
+        typer.Option(
+            "--local-blocks",
+            metavar="N",
+            help="Of the blocks that a row sees, how many of the last are selected whatever their "
+            "scores. Default: what files of sdsa capture state, else none.",
+        ),
+    ] = None,
+    mean_pool: Annotated[
+        int,
+        typer.Option(
+            "--mean-pool",
+            metavar="N",
+            help="Consecutive keys of the files whose mean is one key of the study.",
+        ),
+    ] = 1,
     calibration: Annotated[
         Path | None,
         typer.Option(
@@ -131,7 +159,15 @@ def study(
     rotate: RotateListOption = "none",
     gain: GainListOption = "none",
     center: CenterListOption = "none",
-    top_k: TopKOption = DEFAULT_TOP_K_TEXT,
+    top_k: Annotated[
+        str | None,
+        typer.Option(
+            "--top-k",
+            metavar="LIST",
+            help="Numbers of keys that an indexer selects; recall is of each. Default: what files "
+            f"of sdsa capture state, else {DEFAULT_TOP_K_TEXT}.",
+        ),
+    ] = None,
     softmax_scale: SoftmaxScaleOption = None,
     fail_below: Annotated[
         list[str] | None,
@@ -170,10 +206,12 @@ def study(
     time, however often a run is interrupted and however many processes share it.
     """
     from sdsa_quant.study import run
+    from sdsa_quant.study.captured import chosen_selection
     from sdsa_quant.study.rendezvous import place_of_environment
 
-    top_k_numbers = parse_top_k(top_k)
-    limits = parse_limits(fail_below or (), top_k_numbers)
+    top_k_numbers = None if top_k is None else parse_top_k(top_k)
+    chosen = chosen_selection(queries, select, top_k_numbers, local_blocks)
+    limits = parse_limits(fail_below or (), chosen.top_k)
     sink = Output(as_json=json)
     draws = choose_plots(plots, sink.note)
     _check_outputs(output, (keys, queries), force=force)
@@ -191,6 +229,9 @@ def study(
             positions=positions,
             score=score,
             weights=weights,
+            select=select,
+            local_blocks=local_blocks,
+            mean_pool=mean_pool,
             calibration=calibration,
             formats=listed(formats),
             rotate=listed(rotate),

@@ -10,6 +10,7 @@ from sdsa_cli.output import fields_table, table
 from sdsa_cli.table_data import TableData
 from sdsa_cli.text import counted, error_size, percent, similarity, ties_decide
 from sdsa_quant.layout import HIGH_QUERY_ERROR, PACKED_DIM, SCALES_PER_KEY
+from sdsa_quant.study.inputs import BLOCK_MAX, ROWS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,6 +50,9 @@ def summary_fields(report: StudyReport) -> dict[str, str]:
         "settings": f"{counted(len(report.formats), 'format')} x "
         f"{counted(len(report.transforms), 'transform')}",
     }
+    selects = _selects(report)
+    if selects:
+        fields["selects"] = selects
     if report.inputs.requests is None and any(layer.requests > 1 for layer in layers):
         fields["requests"] = "assumed: query rows spread evenly over them, in order"
     if first.rows_empty:
@@ -60,6 +64,18 @@ def summary_fields(report: StudyReport) -> dict[str, str]:
             f"{report.rows_constant:,} rows with one baseline score for all of their keys"
         )
     return fields
+
+
+def _selects(report: StudyReport) -> str:
+    """What is ranked and selected, where that is not keys by single query rows."""
+    inputs = report.inputs
+    words = [
+        "" if inputs.score == ROWS else f"score {inputs.score}",
+        f"blocks of {counted(inputs.block, 'key')}" if inputs.block > 1 else "",
+        f"{counted(inputs.local_blocks, 'local block')} always" if inputs.local_blocks else "",
+        f"means of {inputs.mean_pool} keys" if inputs.mean_pool > 1 else "",
+    ]
+    return ", ".join(word for word in words if word)
 
 
 def recall_table(report: StudyReport) -> TableData:
@@ -241,9 +257,18 @@ def worst_row_lines(report: StudyReport) -> list[str]:
             lines.append(
                 f"Worst row of {result.label}, recall@{k:,} "
                 f"{similarity(worst.value)}: {result.worst_layers[index]}, request "
-                f"{worst.request}, row {worst.row}, {worst.length:,} keys"
+                f"{worst.request}, {_row_name(report, result.worst_layers[index], worst.row)}, "
+                f"{counted(worst.length, 'block' if report.inputs.block > 1 else 'key')}"
             )
     return lines
+
+
+def _row_name(report: StudyReport, layer: str | None, row: int) -> str:
+    """A row by its number; where heads rank by themselves, by its query row and head."""
+    heads = next((each.heads for each in report.layers if each.name == layer), None)
+    if report.inputs.score != BLOCK_MAX or not heads:
+        return f"row {row}"
+    return f"row {row // heads}, head {row % heads}"
 
 
 def errors_table(report: StudyReport) -> TableData:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from sdsa_quant.formats.key_formats import KEY_FORMATS
 from sdsa_quant.formats.transforms import hadamard
@@ -28,6 +30,40 @@ def test_formats_decode_to_the_same_bits(name: str, generator: torch.Generator) 
 def test_hadamard_gives_the_same_bits(generator: torch.Generator) -> None:
     values = torch.randn(333, 128, generator=generator)
     assert torch.equal(hadamard(values.cuda()).cpu(), hadamard(values))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"score": "relu-sum", "weights": "weights"},
+        {"score": "block-max", "block": 16, "local_blocks": 1},
+        {"score": "relu-sum", "mean_pool": 4, "block": 8},
+    ],
+    ids=["relu-sum", "block-max", "pooled-blocks"],
+)
+def test_selections_of_heads_are_the_same(
+    options: dict[str, Any], tmp_path: Path, generator: torch.Generator
+) -> None:
+    path = tmp_path / "capture.safetensors"
+    tensors = {
+        "keys": torch.randn(3000, 128, generator=generator).bfloat16(),
+        "queries": torch.randn(9, 32, 128, generator=generator).bfloat16(),
+        "weights": torch.rand(9, 32, generator=generator),
+    }
+    save_file(tensors, path)
+    transforms = transform_choices(("none", "hadamard"), ("none",), ("none", "channel"))
+    settings = StudySettings(formats=("nvfp4", "fp8"), transforms=transforms, top_k=(16,))
+    (layer,) = open_layers(StudyInputs(path, path, causal=True, **options))
+    fitted = fit_layer(layer, settings)
+    here, there = (measure_unit(layer, 0, settings, fitted, each) for each in ("cpu", "cuda"))
+    assert here.rows.shape == there.rows.shape
+    forced = layer.ranking.local
+    for ours, theirs in zip(here.rows, there.rows, strict=True):
+        for a, b in zip(
+            unpack_rows(ours, (16,), forced), unpack_rows(theirs, (16,), forced), strict=True
+        ):
+            assert b.relative_l2 == pytest.approx(a.relative_l2, rel=1e-5, abs=1e-9)
+            assert abs(b.top_k[0].recall - a.top_k[0].recall) <= 1 / 16
 
 
 def test_a_unit_measures_the_same(fixtures: Path) -> None:

@@ -102,7 +102,9 @@ def test_heads_are_not_taken_for_positions(capture: Path) -> None:
 def test_what_does_not_fit_is_refused(
     capture: Path, tmp_path: Path, tensors: dict[str, torch.Tensor]
 ) -> None:
-    with pytest.raises(InputError, match="score must be one of rows, relu-sum, got 'sum'"):
+    with pytest.raises(
+        InputError, match="score must be one of rows, relu-sum, block-max, got 'sum'"
+    ):
         open_layers(_inputs(capture, score="sum"))
     with pytest.raises(InputError, match="weights must be left out"):
         open_layers(_inputs(capture, score="rows", weights="weights"))

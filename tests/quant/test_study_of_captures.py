@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sdsa_quant import sdsa_capture
+from sdsa_quant.capturing.rule import rule_of
 from sdsa_quant.errors import InputError
 from sdsa_quant.files.safetensors_reader import header_metadata
 from sdsa_quant.formats.nvfp4 import dequantize_nvfp4, quantize_nvfp4
-from sdsa_quant.selection.scores import relu_sum_scores
+from sdsa_quant.selection.scores import block_max_scores, relu_sum_scores, select_blocks
 from sdsa_quant.study import run
 from support.tiny_models import tiny_model, token_ids
 
@@ -63,6 +64,41 @@ def test_recall_is_the_share_that_the_model_selects_again(name: str, tmp_path: P
     assert nvfp4.accuracy.rows_measured == 2 * (120 + 120 + 75) - 2 * 3 * (pool - 1)
     assert nvfp4.recall(0).mean == pytest.approx(sum(kept) / len(kept), abs=2e-3)
     assert nvfp4.recall(0).mean < 0.99
+
+
+def test_blocks_are_selected_as_the_files_state(tmp_path: Path) -> None:
+    folder = captured("MiniMaxM3VL", tmp_path / "captured")
+    rule = rule_of(header_metadata(folder / "layers.0.safetensors"), folder)
+    report = run(folder, folder, tmp_path / "report", formats=("bf16", "nvfp4"))
+    inputs = report.inputs
+    assert (inputs.score, inputs.block, inputs.local_blocks) == ("block-max", rule.block, 1)
+    assert report.settings.top_k == (rule.k,)
+    assert report.layers[0].heads == rule.heads
+    bf16, nvfp4 = report.overall
+    assert bf16.recall(0).mean == 1
+
+    kept = []
+    for layer in (0, 1):
+        tensors = load_file(folder / f"layers.{layer}.safetensors")
+        read = {each.removeprefix(f"layers.{layer}."): tensors[each] for each in tensors}
+        starts = [0, *read["lengths"].cumsum(0).tolist()]
+        query = dequantize_nvfp4(*quantize_nvfp4(read["queries"])).view(read["queries"].shape)
+        stored = dequantize_nvfp4(*quantize_nvfp4(read["keys"]))
+        for row, position in enumerate(read["positions"].tolist()):
+            length = torch.tensor([position + 1])
+            if -(-(position + 1) // rule.block) <= rule.k:
+                continue
+            start = starts[int(read["requests"][row])]
+            keys = stored[start : start + position + 1]
+            scores = block_max_scores(query[row : row + 1], keys, length, block=rule.block).float()
+            chosen = select_blocks(scores, rule.k, length, block=rule.block, local=rule.local)
+            for ours, model in zip(chosen[0].tolist(), read["selected"][row].tolist(), strict=True):
+                kept.append(len(set(ours) & set(model)) / rule.k)
+    assert nvfp4.recall(0).rows == len(kept)
+    assert nvfp4.recall(0).mean == pytest.approx(sum(kept) / len(kept), abs=2e-3)
+    assert nvfp4.recall(0).mean < 1
+    given = run(folder, folder, tmp_path / "given", formats=("bf16",), select="blocks:8:3")
+    assert (given.inputs.block, given.inputs.local_blocks) == (8, 0)
 
 
 def test_what_is_given_goes_before_what_files_state(tmp_path: Path) -> None:

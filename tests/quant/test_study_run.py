@@ -176,7 +176,7 @@ def test_every_field_has_its_description(part: type) -> None:
 
 def test_the_schema_of_a_report_names_its_version() -> None:
     schema = json_schema(StudyReport)
-    assert schema["properties"]["schema"]["const"] == "sdsa.study/3"
+    assert schema["properties"]["schema"]["const"] == "sdsa.study/4"
     assert set(schema["$defs"]) == set(parts(StudyReport, {})) - {"StudyReport"}
 
 
