@@ -160,7 +160,7 @@ def test_a_worker_reports_its_error(inputs: StudyInputs, tmp_path: Path) -> None
     save_file(tensors, inputs.keys)
     study = open_study(inputs, SETTINGS, tmp_path / "work")
     study.folder.prepare(restart=False)
-    with pytest.raises(InputError, match=r"tensor layers\.10\.keys must be finite, key 3"):
+    with pytest.raises(InputError, match=r"tensor layers\.10\.keys must be finite, but key 3"):
         measure_with_workers(study, study.units(), 2, lambda cost: None)
 
 
