@@ -1,31 +1,39 @@
 """What the CPU path costs beside plain torch: quantization and scoring of 1,000,000 keys.
 
-    python benchmarks/cpu.py [--keys 1000000] [--repeats 5] [--json FILE]
+    python benchmarks/cpu.py [--keys 1000000] [--repeats 5] [--busy 0] [--json FILE]
 
 Quantization is compared with the plain vectorized form, which compares the whole tensor against
 each of the seven boundaries between levels, and with the same form in chunks of 4,096 keys. Scoring
 is compared with `torch.matmul` on the same keys, already dense and in float32. Results are checked
 against each other before a time is printed; every figure is the median of the repeats, and the
-compared forms take turns, so that a slow moment of the machine meets them all.
+compared forms take turns, so that a slow moment of the machine meets them all. ``--busy N`` runs N
+busy loops beside them. Threads and spinning are those that the `sdsa` command would choose.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
-from rich.console import Console
-from rich.table import Table
+from sdsa_quant.threads import prepare_threads
 
-from sdsa_kernels import indexer_scores
-from sdsa_quant import dequantize_nvfp4, page_views, quantize_nvfp4
-from sdsa_quant.layout import DIM, NVFP4_RECORD_BYTES, PACKED_DIM, PAGE, SCALES_PER_KEY
+prepare_threads()  # before torch is loaded
+
+import torch  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from sdsa_kernels import indexer_scores  # noqa: E402
+from sdsa_quant import dequantize_nvfp4, page_views, quantize_nvfp4  # noqa: E402
+from sdsa_quant.layout import DIM, NVFP4_RECORD_BYTES, PACKED_DIM, PAGE, SCALES_PER_KEY  # noqa: E402
 
 ROWS = 8
 # Between neighbouring levels; a tie goes to the even code, so every second boundary is inclusive.
@@ -132,13 +140,34 @@ def measure(keys_wanted: int, repeats: int) -> dict[str, dict[str, float]]:
     return {"quantization": quantization, "scoring": scoring}
 
 
+@contextlib.contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """Processes beside this one that take all the time they get."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        time.sleep(0.5)  # until they run
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
 def main() -> None:
     """Measure, print the tables, and write the JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--busy", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.busy:
+        # In a new process, which finds the loops when it chooses how to wait.
+        rest = [*sys.argv[1:], "--busy", "0"]
+        with busy_loops(arguments.busy):
+            raise SystemExit(
+                subprocess.run([sys.executable, __file__, *rest], check=False).returncode
+            )
     results = measure(arguments.keys, arguments.repeats)
     console = Console()
     for name, figures in results.items():

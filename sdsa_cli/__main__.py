@@ -10,6 +10,7 @@ import warnings
 from types import FrameType
 
 from sdsa_quant.errors import EXIT_INTERRUPTED
+from sdsa_quant.threads import prepare_threads
 
 from .interrupts import remember_interrupts
 
@@ -25,6 +26,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _exit_on_signal)
     _open_closed_streams()
     _write_whatever_the_encoding()
+    prepare_threads()
     try:
         from .app import app  # late, so that an interrupt of its imports is caught
 

@@ -1,4 +1,6 @@
-"""Tensors in safetensors files: one file, a folder of files, or a sharded model's index.
+"""Tensors in files: one file, a folder of files, or a sharded model's index.
+
+Files are safetensors, or ``.npy`` and ``.pt`` (`array_files`).
 
 Only headers are read until a tensor is used, and then it is a view of the mapped file. Where there
 is an index (``*.safetensors.index.json``), it alone says which file holds which tensor; other files
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from sdsa_quant.errors import InputError
 
+from .array_files import ARRAY_SUFFIXES, open_tensor_file
 from .names import natural_order
 from .safetensors_reader import TensorFile, open_safetensors
 from .text import read_json
@@ -139,7 +142,7 @@ class TensorSource:
 
 
 def open_tensors(path: str | Path) -> TensorSource:
-    """Open a safetensors file, a folder of them, or a ``*.safetensors.index.json``.
+    """Open a safetensors, ``.npy`` or ``.pt`` file, a folder of such, or an index of shards.
 
     Raises
     ------
@@ -188,14 +191,15 @@ def _index_of(folder: Path) -> Path | None:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.safetensors"), key=lambda file: natural_order(file.name))
-    if not files:
-        raise InputError(f"{folder}: the folder has no *.safetensors file")
-    return files
+    for suffixes in ((_SUFFIX,), ARRAY_SUFFIXES):
+        files = [file for suffix in suffixes for file in folder.glob(f"*{suffix}")]
+        if files:
+            return sorted(files, key=lambda file: natural_order(file.name))
+    raise InputError(f"{folder}: the folder has no *.safetensors file, nor *.npy or *.pt")
 
 
 def _merge_files(path: Path, paths: list[Path]) -> TensorSource:
-    files = {part: open_safetensors(part) for part in paths}
+    files = {part: open_tensor_file(part) for part in paths}
     tensors = [tensor for part in paths for tensor in _stored_tensors(part, files[part])]
     if len({tensor.name for tensor in tensors}) < len(tensors):
         # All of them, so that a pattern for plain names cannot miss the ones that are shared.
@@ -205,7 +209,7 @@ def _merge_files(path: Path, paths: list[Path]) -> TensorSource:
 
 def _stem(path: Path) -> str:
     """A file's name as it precedes names in it."""
-    return path.name.removesuffix(_SUFFIX)
+    return path.name.removesuffix(_SUFFIX) if path.suffix == _SUFFIX else path.stem
 
 
 def _with_file_name(tensor: StoredTensor) -> StoredTensor:
