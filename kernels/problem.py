@@ -9,6 +9,7 @@ import torch
 
 from sdsa_quant.formats.scale_order import linear_pages
 from sdsa_quant.layout import PAGE
+from sdsa_quant.short_repr import short_repr
 
 # Kernels count keys in 32 bits, up to the end of the tile of two pages that holds the last one.
 MAX_CONTEXT = 2**31 - 2 * PAGE
@@ -68,6 +69,9 @@ class ScoreProblem:
     query_format: str
     key_format: str
 
+    def __repr__(self) -> str:
+        return short_repr(self)
+
     def call(self) -> ScoreCall:
         """The tensors of the call, in the order of `indexer_scores`."""
         return ScoreCall(
@@ -109,3 +113,6 @@ class WriteProblem:
     index: torch.Tensor  # int64 [n]: a slot of the cache, or a row; negative ones are skipped
     codes: torch.Tensor  # uint8 [pages, 64, 64] or [rows, 64]
     scales: torch.Tensor  # uint8 [pages, 64, 8] or [rows, 8]
+
+    def __repr__(self) -> str:
+        return short_repr(self)

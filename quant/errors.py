@@ -14,6 +14,7 @@ EXIT_FAILED = 1  # a check failed, or an internal error
 EXIT_USAGE = 2  # bad usage or bad input
 EXIT_UNSUPPORTED = 3  # this machine cannot do it
 EXIT_INTERRUPTED = 130  # ended by Ctrl-C
+EXIT_PIPE = 141  # a reader of stdout left before the end, as SIGPIPE would have it
 
 # How an argument is written where the reader will give it: its name, and the value if one is known.
 Spelling = Callable[[str, "object | None"], str]

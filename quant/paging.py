@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from sdsa_quant.short_repr import short_repr
+
 from .arguments import checked_arguments
 from .errors import InputError
 from .formats.nvfp4 import dequantize_nvfp4
@@ -34,6 +36,9 @@ class PagedKeys:
     key_scales: torch.Tensor | None  # float8_e4m3fn [pages, 64, 8]; 1-D if in 128x4 order
     block_table: torch.Tensor  # int32 [requests, blocks], unused entries -1
     context_lengths: torch.Tensor  # int32 [requests]
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     @property
     def format(self) -> str:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sdsa_quant.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, SdsaError
+from sdsa_quant.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, SdsaError
 
 from . import __version__, doctor
 from .bench import command as bench
@@ -30,7 +30,7 @@ from .help_page import print_help
 from .inspect import command as inspect
 from .interrupts import interrupted
 from .options import help_text
-from .output import abandon_stdout, print_error
+from .output import ReaderLeftError, abandon_stdout, print_error
 from .quantize_cache import command as quantize_cache
 from .score import command as score
 from .study import command as study
@@ -45,8 +45,8 @@ class SdsaGroup(TyperGroup):
     """Runs a command and turns what it raises into one line on stderr and an exit code.
 
     Exit codes: 0 done; 1 a check failed, or an internal error; 2 bad usage or bad input; 3 this
-    machine cannot do it; 130 interrupted. ``--debug`` may stand anywhere on the line and lets an
-    error keep its traceback.
+    machine cannot do it; 130 interrupted; 141 a reader of stdout left before the end. ``--debug``
+    may stand anywhere on the line and lets an error keep its traceback.
     """
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -94,6 +94,9 @@ def report_error(error: Exception, debug: bool) -> int:
     """Print `error` as one line on stderr, traceback first where asked; returns the exit code."""
     if debug:
         traceback.print_exception(error)
+    if isinstance(error, ReaderLeftError):
+        abandon_stdout()
+        return EXIT_PIPE
     if isinstance(error, SdsaError):
         print_error(error.text(flag_spelling))
         return error.exit_code
@@ -105,8 +108,9 @@ def report_error(error: Exception, debug: bool) -> int:
         return EXIT_USAGE
     if isinstance(error, OSError) and error.errno in _STDOUT_ERRORS:
         abandon_stdout()
-        if error.errno != errno.EPIPE:  # a reader that has seen enough is not an error to speak of
-            print_error(f"stdout: cannot be written: {error.strerror}")
+        if error.errno == errno.EPIPE:  # a reader that has seen enough is not an error to speak of
+            return EXIT_PIPE
+        print_error(f"stdout: cannot be written: {error.strerror}")
         return EXIT_FAILED
     hint = "" if debug else f" (run with {DEBUG_FLAG} for the traceback)"
     print_error(f"internal error: {type(error).__name__}: {error}{hint}")

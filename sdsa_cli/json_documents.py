@@ -11,8 +11,6 @@ from pathlib import Path
 
 from sdsa_quant.files.outputs import folders_made
 
-from .text import plain_json
-
 
 def strict_json(document: object) -> str:
     """JSON text of a document of dataclasses, mappings, sequences, paths and plain values.
@@ -24,7 +22,7 @@ def strict_json(document: object) -> str:
     """
     from sdsa_quant.files.typed_json import json_text
 
-    return plain_json(json_text(document))
+    return json_text(document)
 
 
 def json_for(text: str, encoding: str | None) -> str:

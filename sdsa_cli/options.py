@@ -12,6 +12,7 @@ from sdsa_quant.errors import InputError
 from sdsa_quant.files.text import INT32_MAX, whole_number
 from sdsa_quant.layout import DEFAULT_SOFTMAX_SCALE, DEFAULT_TOP_K
 
+from .completion import tensors_of_keys, tensors_of_queries, words
 from .interrupts import stop_if_interrupted
 from .text import shortened
 
@@ -42,13 +43,19 @@ BackendOption = Annotated[
 ]
 BackendListOption = Annotated[
     str,
-    typer.Option("--backend", metavar="LIST", help="Of auto, cute, triton and torch."),
+    typer.Option(
+        "--backend",
+        metavar="LIST",
+        help="Of auto, cute, triton and torch.",
+        autocompletion=words("auto", "cute", "triton", "torch"),
+    ),
 ]
 KeysOption = Annotated[
     str | None,
     typer.Option(
         "--keys",
         metavar="NAME",
+        autocompletion=tensors_of_keys,
         help="Tensor of unquantized keys; for several caches or layers a pattern such as "
         "'layers.*.keys'. Default: keys, key or k (in a study also *.keys, *:keys and so on), or "
         "the only float tensor of 128 columns.",
@@ -59,6 +66,7 @@ QueryNameOption = Annotated[
     typer.Option(
         "--query-name",
         metavar="NAME",
+        autocompletion=tensors_of_queries,
         help="Tensor of query rows; for several layers a pattern. Default: queries, query or q, "
         "or the only one.",
     ),
@@ -68,6 +76,7 @@ LengthsOption = Annotated[
     typer.Option(
         "--lengths",
         metavar="NAME",
+        autocompletion=tensors_of_keys,
         help="Integer tensor of each request's length, or of offsets from 0 as in cu_seqlens; or "
         "a pattern, such as 'layers.*.lengths' for each layer's own; none for one request. "
         "Default: one of a usual name beside the keys (such as lengths, seq_lens, cu_seqlens), "
@@ -88,6 +97,7 @@ RequestsOption = Annotated[
     typer.Option(
         "--requests",
         metavar="LIST|NAME",
+        autocompletion=tensors_of_queries,
         help="Request of each group: 0,0,1, or a tensor of the queries file; default: groups are "
         "spread evenly over the requests.",
     ),
@@ -127,7 +137,13 @@ CenterOption = Annotated[
 ]
 # The same three in a study, which tries every one of a list.
 RotateListOption = Annotated[
-    str, typer.Option("--rotate", metavar="LIST", help="Rotations to try: none, hadamard.")
+    str,
+    typer.Option(
+        "--rotate",
+        metavar="LIST",
+        help="Rotations to try: none, hadamard.",
+        autocompletion=words("none", "hadamard"),
+    ),
 ]
 GainListOption = Annotated[
     str,
@@ -135,6 +151,7 @@ GainListOption = Annotated[
         "--gain",
         metavar="LIST",
         help="Gains to try: none, auto, or powers of two such as 64 and 2^-3.",
+        autocompletion=words("none", "auto"),
     ),
 ]
 CenterListOption = Annotated[
@@ -142,6 +159,7 @@ CenterListOption = Annotated[
     typer.Option(
         "--center",
         metavar="LIST",
+        autocompletion=words("none", "channel"),
         help="Centers to try: none, or channel to subtract each layer's mean key. That shifts all "
         "scores of a row alike, so it changes no ranking by itself.",
     ),

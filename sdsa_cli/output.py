@@ -32,6 +32,10 @@ _PIPE_WIDTH = 100  # columns of output that no terminal shows
 _BLANK_LINES = re.compile("\n{3,}")
 
 
+class ReaderLeftError(Exception):
+    """Who reads stdout has left before the end, as ``head`` does."""
+
+
 class Output:
     """Where one command writes.
 
@@ -86,12 +90,12 @@ class Output:
         if not console.is_terminal:
             shown = "\n".join(line.rstrip(" ") for line in shown.split("\n"))
         # Tables keep a blank line on either side, and texts between them may ask for one too.
-        sys.stdout.write(encodable(_BLANK_LINES.sub("\n\n", shown), sys.stdout.encoding))
+        _write(encodable(_BLANK_LINES.sub("\n\n", shown), sys.stdout.encoding))
 
     def document(self, document: object) -> None:
         """Print a document, the result for a program, to stdout; silent without JSON."""
         if self.as_json:
-            print(json_for(strict_json(document), sys.stdout.encoding))
+            _write(json_for(strict_json(document), sys.stdout.encoding) + "\n")
 
     def note(self, message: str) -> None:
         """Print one remark to stderr."""
@@ -172,6 +176,14 @@ def abandon_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+    except BrokenPipeError:
+        # The command line's library would end the process with 1 for it, which is a failed check.
+        raise ReaderLeftError from None
 
 
 def _lines(renderable: RenderableType, console: Console) -> Iterator[RenderableType]:

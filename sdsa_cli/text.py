@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -169,12 +168,6 @@ def _word_parts(word: str, width: int) -> list[str]:
         parts.append(word[:end])
         word = word[end:]
     return [*parts, word]
-
-
-def plain_json(text: str) -> str:
-    """JSON text that says the same without what terminals obey: ``\\u202e`` and the like."""
-    lines = text.split("\n")
-    return "\n".join(_OBEYED.sub(lambda match: json.dumps(match[0])[1:-1], each) for each in lines)
 
 
 def html_text(text: str) -> str:

@@ -18,6 +18,7 @@ from sdsa_quant.formats.nvfp4 import AMAX_OVER_6, quantize_nvfp4
 from sdsa_quant.formats.transforms import KeyTransform
 from sdsa_quant.layout import BF16, MAX_ROWS, NVFP4
 from sdsa_quant.paging import PagedKeys
+from sdsa_quant.short_repr import short_repr
 
 PLAIN = KeyTransform()
 
@@ -38,6 +39,9 @@ class ScoreTask:
     score_shifts: torch.Tensor | None  # float32 [rows], what centering took from scores
     backend: str
     query_loss: QueryLoss | None  # what NVFP4 did to the query rows; None for a BF16 query
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     @property
     def rows(self) -> int:

@@ -16,6 +16,7 @@ from sdsa_quant.errors import InputError
 from sdsa_quant.formats.rule_weights import RuleWeights, rule_weights, tensor_digest
 from sdsa_quant.formats.transforms import HADAMARD, hadamard
 from sdsa_quant.layout import DIM
+from sdsa_quant.short_repr import short_repr
 
 
 class Moments:
@@ -95,6 +96,9 @@ class LayerCalibration:
 
     query_covariance: torch.Tensor
     """float64 ``[128, 128]``: the mean of ``q q'`` of query rows, about zero."""
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     @classmethod
     def of(cls, name: str, moments: Moments) -> LayerCalibration:

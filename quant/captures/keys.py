@@ -12,15 +12,14 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import torch
+from typing import TYPE_CHECKING
 
 from sdsa_quant.errors import DtypeError, Hint, InputError
-from sdsa_quant.files.cache_header import FORMAT as CACHE_FORMAT
+from sdsa_quant.files.kinds import CACHE
 from sdsa_quant.files.safetensors_reader import header_metadata
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource
 from sdsa_quant.layout import DIM
-from sdsa_quant.selection.scores import mean_pooled_keys
+from sdsa_quant.short_repr import short_repr
 
 from .names import (
     FLOAT_DTYPES,
@@ -35,6 +34,9 @@ from .names import (
     matching_tensors,
     usual_name,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 _OFFSETS_NAME = re.compile("cu_?seq|offset|indptr|cumulative", re.IGNORECASE)
 _LENGTHS_NAME = re.compile("len(gth)?s?(?![a-z])", re.IGNORECASE)
@@ -55,6 +57,9 @@ class CapturedKeys:
     context_lengths: tuple[int, ...]  # keys of each request
     lengths_name: str | None = None  # the tensor that says so
     pool: int = 1  # consecutive keys of the tensor that are read as one, their mean
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     @property
     def name(self) -> str:
@@ -86,7 +91,11 @@ class CapturedKeys:
             raise InputError(f"keys must lie within 0 to {length}, got {start} to {stop}")
         first, pool = self.starts[request], self.pool
         keys = self.rows(first + start * pool, first + stop * pool)
-        return keys if pool == 1 else mean_pooled_keys(keys, pool)
+        if pool == 1:
+            return keys
+        from sdsa_quant.selection.scores import mean_pooled_keys  # torch, which headers do without
+
+        return mean_pooled_keys(keys, pool)
 
 
 def select_keys(source: TensorSource, pattern: str | None = None) -> list[StoredTensor]:
@@ -109,7 +118,7 @@ def select_keys(source: TensorSource, pattern: str | None = None) -> list[Stored
         A match is not BF16, F16 or F32.
     """
     for file in source.files:
-        if header_metadata(file).get("format") == CACHE_FORMAT:
+        if header_metadata(file).get("format") == CACHE:
             raise InputError("is a cache already; unquantized keys are needed", source=file)
     if not len(source):
         raise InputError(f"{source.path}: there are no tensors in it; keys are needed")

@@ -13,6 +13,7 @@ from sdsa_quant.files.safetensors_reader import header_metadata
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, open_tensors
 from sdsa_quant.files.text import whole_number
 from sdsa_quant.layout import DIM, MAX_ROWS
+from sdsa_quant.short_repr import short_repr
 
 from .names import FLOAT_DTYPES, INTEGER_DTYPES, QUERY_NAMES
 
@@ -27,6 +28,9 @@ class Queries:
     tensor: StoredTensor
     values: torch.Tensor  # bf16 [rows, 128]
     rows_per_group: int | None
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 @checked_arguments

@@ -44,6 +44,7 @@ from sdsa_quant.layout import (
     record_bytes,
 )
 from sdsa_quant.paging import PagedKeys, page_views
+from sdsa_quant.short_repr import short_repr
 
 from .cache_header import INTERLEAVED, CacheHeader
 from .safetensors_reader import open_safetensors, read_expected, require_rank, tensor_shapes
@@ -241,6 +242,9 @@ class CacheFile:
     context_lengths: torch.Tensor  # int32 [requests]
     transform: KeyTransform  # what was done to the keys before they were stored
     _tensors: dict[str, torch.Tensor]
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     @property
     def cache_bytes(self) -> int:

@@ -29,7 +29,9 @@ from sdsa_quant.formats.transforms import (
 )
 from sdsa_quant.layout import BF16, DIM, FORMATS, NVFP4, PAGE
 
-FORMAT = "sdsa-cache"
+from .kinds import CACHE
+
+FORMAT = CACHE
 VERSION = "1"
 TRANSFORMED_VERSION = "2"
 RULE_VERSION = "3"

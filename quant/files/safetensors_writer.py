@@ -11,13 +11,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
-
-import torch
+from typing import TYPE_CHECKING, TypeVar
 
 from sdsa_quant.errors import InputError
 
 from .atomic_file import AtomicFile
+
+if TYPE_CHECKING:
+    import torch
 
 Self = TypeVar("Self", bound="StreamedFile")
 

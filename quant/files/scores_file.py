@@ -17,11 +17,13 @@ import torch
 from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import MAX_ROWS
+from sdsa_quant.short_repr import short_repr
 
+from .kinds import SCORES
 from .safetensors_reader import open_safetensors, read_expected, require_rank, tensor_shapes
 from .safetensors_writer import HeaderEntry, StreamedFile, write_tensor
 
-FORMAT = "sdsa-scores"
+FORMAT = SCORES
 VERSION = "1"
 
 _TENSORS = {"scores": "F32", "context_lengths": "I32", "requests": "I32", "top_k_indices": "I32"}
@@ -147,6 +149,9 @@ class ScoresFile:
     context_lengths: torch.Tensor  # int32 [groups]
     requests: torch.Tensor  # int32 [groups]
     top_k_indices: torch.Tensor  # int32 [rows, k]
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     @property
     def rows_per_group(self) -> int:

@@ -55,7 +55,7 @@ def read_json(path: Path) -> Any:
     """
     text = read_text(path)
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_constant=_refuse_constant)
         json.dumps(content, ensure_ascii=False).encode()
     except RecursionError:
         raise InputError(f"{path}: is not usable JSON: it is nested too deeply") from None
@@ -64,3 +64,7 @@ def read_json(path: Path) -> Any:
     except ValueError as error:
         raise InputError(f"{path}: is not JSON: {error}") from None
     return content
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")

@@ -16,6 +16,7 @@ import inspect
 import json
 import math
 import re
+import sys
 import textwrap
 import types
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,11 @@ T = TypeVar("T")
 _NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 _SCHEMA_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", Path: "string"}
 # What JSON allows in texts, but a terminal obeys, or UTF-8 cannot write.
-_UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
+_UNSAFE = re.compile(
+    "[\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_LARGEST = sys.float_info.max
 _MOST_QUOTED = 40  # characters of a wrong value
 
 
@@ -71,7 +76,7 @@ def json_text(value: Any) -> str:
         The document holds a value that `to_json` does not know.
     """
     text = json.dumps(to_json(value), indent=2, allow_nan=False, ensure_ascii=False)
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def from_json(cls: type[T], data: Any, *, source: object) -> T:
@@ -222,7 +227,8 @@ def _fits(form: Any, data: Any) -> bool:
     if origin in (dict, Mapping) or dataclasses.is_dataclass(form):
         return isinstance(data, dict)
     if form is float:
-        return isinstance(data, int | float) and not isinstance(data, bool)
+        number = isinstance(data, int | float) and not isinstance(data, bool)
+        return number and abs(data) <= _LARGEST  # NaN is not, nor infinity
     if form is int:
         return isinstance(data, int) and not isinstance(data, bool)
     if form is type(None):

@@ -20,6 +20,7 @@ import torch
 
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import BLOCK, DIM
+from sdsa_quant.short_repr import short_repr
 
 DAMPING = 0.2  # times the mean of the diagonal; docs/explanation/rules.md has what others lose
 LIMB_BITS = 10  # of an integer that stands for an error, besides its sign
@@ -44,6 +45,9 @@ class RuleWeights:
 
     step: float
     """What the entries of `factor` are multiples of, a power of two."""
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     def to(self, device: torch.device | str) -> RuleWeights:
         """The same weights on another device."""

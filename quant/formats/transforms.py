@@ -23,6 +23,7 @@ import torch
 from sdsa_quant.arguments import check_fields, checked_arguments
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import DIM, E4M3_MAX
+from sdsa_quant.short_repr import short_repr
 
 from .blocks import passes
 
@@ -197,6 +198,9 @@ class KeyTransform:
     rotate: str = NONE  # or "hadamard"
     gain: float = 1.0  # a power of two
     mean: torch.Tensor | None = None  # float32 [128], what is subtracted from every key
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     @property
     def changes_nothing(self) -> bool:

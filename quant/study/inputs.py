@@ -18,6 +18,14 @@ DEFAULT_FORMATS = (
     "mxfp4",
     "fp8",
 )  # not bf16, nor the slow rules
+FORMAT_NAMES = (
+    "bf16",
+    *DEFAULT_FORMATS,
+    "nvfp4-search",
+    "nvfp4-search-mixed",
+    "nvfp4-covariance",
+    "nvfp4-covariance-mixed",
+)
 
 
 ROWS, RELU_SUM, BLOCK_MAX = SCORES = ("rows", "relu-sum", "block-max")

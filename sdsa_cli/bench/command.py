@@ -7,6 +7,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from sdsa_cli.completion import words
 from sdsa_cli.options import (
     BackendListOption,
     BackendName,
@@ -60,6 +61,7 @@ def bench(
             "--values",
             metavar="LIST",
             help="Format pairs (query rows x keys): bf16, nvfp4, mixed (BF16 x NVFP4).",
+            autocompletion=words(*FORMAT_PAIRS),
         ),
     ] = ",".join(FORMAT_PAIRS),
     backend: BackendListOption = "auto",

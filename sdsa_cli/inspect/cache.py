@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 def cache_files(folder: str) -> list[Path]:
     """The caches among the ``*.safetensors`` files of a folder, in natural order."""
-    from sdsa_quant.files.cache_header import FORMAT
+    from sdsa_quant.files.kinds import CACHE
     from sdsa_quant.files.names import natural_order
     from sdsa_quant.files.safetensors_reader import header_metadata
 
     files = sorted(Path(folder).glob("*.safetensors"), key=lambda file: natural_order(file.name))
-    return [file for file in files if header_metadata(file).get("format") == FORMAT]
+    return [file for file in files if header_metadata(file).get("format") == CACHE]
 
 
 def inspect_cache(sink: Output, path: str) -> None:

@@ -55,9 +55,8 @@ def inspect(
     stderr and the JSON document say why. If the header cannot be read, or --page is asked of a
     cache that cannot be opened, it is 2, and there is no document.
     """
-    from sdsa_quant.files.cache_header import FORMAT as CACHE_FORMAT
+    from sdsa_quant.files.kinds import CACHE, SCORES
     from sdsa_quant.files.safetensors_reader import header_metadata
-    from sdsa_quant.files.scores_file import FORMAT as SCORES_FORMAT
     from sdsa_quant.files.tensor_source import open_tensors
 
     from .cache import cache_files, inspect_cache, inspect_folder
@@ -70,13 +69,13 @@ def inspect(
     # Asked of the header alone, so that a damaged cache is still known as a cache.
     file_format = header_metadata(path).get("format")
     sink = report_sink(json, report, inputs=[Path(path)], force=force)
-    if file_format == CACHE_FORMAT and page is not None:
+    if file_format == CACHE and page is not None:
         inspect_page(sink, path, page, key)
     elif page is not None:
         raise InputError(f"{path}: --page needs a cache file, and this is not one")
-    elif file_format == CACHE_FORMAT:
+    elif file_format == CACHE:
         inspect_cache(sink, path)
-    elif file_format == SCORES_FORMAT:
+    elif file_format == SCORES:
         inspect_scores(sink, path)
     elif caches := cache_files(path):
         inspect_folder(sink, path, caches)

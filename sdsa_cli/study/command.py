@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from sdsa_cli.completion import tensors_of_queries, words
 from sdsa_cli.options import (
     DEFAULT_TOP_K_TEXT,
     CenterListOption,
@@ -34,7 +35,7 @@ from sdsa_cli.options import (
 from sdsa_cli.output import Output
 from sdsa_cli.output_paths import require_name
 from sdsa_quant.files.outputs import check_outputs, folders_made, refuse_inputs
-from sdsa_quant.study.inputs import DEFAULT_FORMATS
+from sdsa_quant.study.inputs import DEFAULT_FORMATS, FORMAT_NAMES
 
 from .limits import check_limits, check_validity, parse_limits
 from .pages import CSV_NAME, HTML_NAME, refuse_foreign_pages, write_pages
@@ -90,6 +91,7 @@ def study(
         typer.Option(
             "--positions",
             metavar="NAME",
+            autocompletion=tensors_of_queries,
             help="Tensor of each row's position, from 0, for causal rows that are not the last.",
         ),
     ] = None,
@@ -108,6 +110,7 @@ def study(
         typer.Option(
             "--weights",
             metavar="NAME",
+            autocompletion=tensors_of_queries,
             help="Tensor of the weights of heads, [rows, heads], for relu-sum; default: all 1.",
         ),
     ] = None,
@@ -152,6 +155,7 @@ def study(
         typer.Option(
             "--formats",
             metavar="LIST",
+            autocompletion=words(*FORMAT_NAMES),
             help="Formats to compare: bf16, nvfp4, nvfp4-mixed (BF16 queries), nvfp4-4over6, "
             "nvfp4-search, nvfp4-covariance (both also -mixed), mxfp4, fp8.",
         ),

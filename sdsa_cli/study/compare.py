@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,8 +153,8 @@ def compare(
     one of the two has, count as a change beyond any tolerance. Where no row is longer than any k
     nothing can be compared, and the exit code is 1 too.
     """
-    if not tolerance >= 0:
-        raise InputError(f"--tolerance must be 0 or more, got {tolerance}")
+    if not 0 <= tolerance < math.inf:
+        raise InputError(f"--tolerance must be 0 or more, and finite; got {tolerance}")
     from sdsa_quant.study.report import StudyReport
 
     sink = report_sink(json, report, force=force)

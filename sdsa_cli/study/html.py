@@ -13,6 +13,8 @@ from .tables import (
     chance_lines,
     errors_table,
     layers_table,
+    query_lines,
+    range_lines,
     recall_table,
     suggestion_lines,
     summary_fields,
@@ -69,7 +71,8 @@ def study_html(report: StudyReport, plots: Mapping[str, bytes]) -> str:
         *(f"<p>{escape(line)}</p>" for line in suggestion_lines(report)),
         *(
             f'<p class="flag">{escape(line)}</p>'
-            for line in (*chance_lines(report), *tie_lines(report))
+            for lines in (range_lines, chance_lines, query_lines, tie_lines)
+            for line in lines(report)
         ),
         "<h2>Recall</h2>",
         recall_table(report).html(),

@@ -9,6 +9,7 @@ import typer
 
 from sdsa_cli.options import ForceFlag, examples
 from sdsa_cli.output import Output
+from sdsa_quant.errors import InputError
 
 from .pages import write_pages
 from .plots import choose_plots
@@ -30,9 +31,16 @@ def report(
     force: ForceFlag = False,
 ) -> None:
     """Make a study's table, pictures and page again from its report.json, and print its tables."""
-    from sdsa_quant.study.report import StudyReport
+    from sdsa_quant.study.report import REPORT_NAME, StudyReport
 
-    folder = folder.parent if folder.is_file() else folder  # the folder's report.json will do
+    if folder.is_file():
+        if folder.name != REPORT_NAME:
+            raise InputError(
+                f"must be a study's folder or its {REPORT_NAME}, whose pages are made again: "
+                f"{folder.name} has none",
+                source=folder,
+            )
+        folder = folder.parent
     study_report = StudyReport.read(folder)
     sink = Output()
     draws = choose_plots(plots, sink.note)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _LEADING = PACKED_DIM + SCALES_PER_KEY  # bytes of the keys whose setting orders the layers
+_MANY_BLOCKS = 0.1  # of all, from which their loss is said in words
 _LAYERS_SHOWN = 3  # at each end of the table of layers
 
 
@@ -28,6 +29,7 @@ def study_tables(report: StudyReport) -> list[RenderableType]:
     parts: list[RenderableType] = [fields_table(summary_fields(report)), "", recall_table(report)]
     parts += [
         *worst_row_lines(report),
+        *range_lines(report),
         *chance_lines(report),
         *query_lines(report),
         *tie_lines(report),
@@ -120,6 +122,24 @@ def _by_transform(report: StudyReport) -> Iterator[tuple[str, list[SettingResult
         heading = "no transform" if transform == "none" else transform
         results = report.overall
         yield heading, [result for result in results if result.transform == transform]
+
+
+def range_lines(report: StudyReport) -> list[str]:
+    """One line for each transform whose keys are out of NVFP4's range, and what helps."""
+    lines = []
+    for each in report.blocks:
+        profile = each.profile
+        if each.layer is not None or not profile.blocks:
+            continue
+        name = "no transform" if each.transform == "none" else each.transform
+        shares = {"saturate": profile.saturated, "are flushed to zero": profile.flushed}
+        for what, count in shares.items():
+            if count > _MANY_BLOCKS * profile.blocks:
+                lines.append(
+                    f"OUT OF RANGE: with {name}, {percent(count / profile.blocks)} of NVFP4's "
+                    f"blocks {what}; a gain would help (--gain auto)."
+                )
+    return lines
 
 
 def chance_lines(report: StudyReport) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -290,6 +293,24 @@ def test_a_page_decoded(
 def exact_dtype(values: str) -> torch.dtype:
     """The dtype in which the values shown of a key are the ones stored."""
     return torch.bfloat16 if values == "bf16" else torch.float32
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "index"])
+def test_headers_are_read_without_torch(tmp_path: Path, kind: str) -> None:
+    save_file({"keys": torch.ones(9, 128)}, tmp_path / "a.safetensors")
+    path = {"file": tmp_path / "a.safetensors", "folder": tmp_path}.get(kind)
+    if path is None:
+        path = tmp_path / "m.safetensors.index.json"
+        path.write_text(json.dumps({"weight_map": {"keys": "a.safetensors"}}))
+    code = (
+        "import sys\nfrom sdsa_cli.app import app\n"
+        "try: app(sys.argv[1:])\nexcept SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    command = [sys.executable, "-c", code, "inspect", str(path)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "1 tensor" in answer.stdout
 
 
 @pytest.mark.parametrize("values", ["nvfp4", "bf16"])

@@ -233,6 +233,25 @@ def test_a_terminal_of_80_columns_shows_every_number(
     assert not Counter(words[1]) - Counter(words[0]), "what breaks off goes below names again"
 
 
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [(1e5, "100 % of NVFP4's blocks saturate"), (1e-5, "flushed to zero"), (1, "")],
+)
+def test_keys_out_of_range_are_said_in_words(
+    sdsa: Run, tmp_path: Path, generator: torch.Generator, factor: float, said: str
+) -> None:
+    path = tmp_path / "k.safetensors"
+    keys = torch.randn(100, 128, generator=generator)
+    save_file({"keys": keys * factor, "queries": torch.randn(4, 128)}, path)
+    words = ("--formats", "nvfp4,fp8", "--gain", "none,auto", "--top-k", "8", "--no-plots")
+    outcome = sdsa("study", path, path, "-o", tmp_path / "out", *words, *FAST)
+    page = (tmp_path / "out" / "report.html").read_text()
+    for shown in (outcome.stdout, page):
+        assert ("OUT OF RANGE" in shown) == bool(said)
+        assert said.replace("'", "") in shown.replace("'", "").replace("&#x27;", "")
+        assert "gain auto, " not in shown.partition("OUT OF RANGE")[2].partition("gain would")[0]
+
+
 def test_layers_come_worst_first(studies: Studies) -> None:
     outcome = studies.run("out", "--formats", "nvfp4", "--top-k", "8")
     table = outcome.stdout.partition("worst layers first")[2].partition("Relative L2")[0]

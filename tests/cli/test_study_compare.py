@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,32 @@ from support.studies import FAST, PICTURES, Studies
 @pytest.fixture
 def studies(sdsa: Run, tmp_path: Path, generator: torch.Generator) -> Studies:
     return Studies(sdsa, tmp_path, generator)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400])
+def test_numbers_that_are_none_are_not_compared(
+    sdsa: Run, studies: Studies, tmp_path: Path, value: str
+) -> None:
+    studies.run("out", "--formats", "nvfp4", "--top-k", "8").is_clean()
+    before = studies.folder / "out" / "report.json"
+    after = tmp_path / "after.json"
+    after.write_text(re.sub(r'"mean": 0\.\d+', f'"mean": {value}', before.read_text(), count=1))
+    for tolerance in ("0", "1e300"):
+        sdsa("compare", before, after, "--tolerance", tolerance).fails_with(2, "after.json")
+    sdsa("compare", before, before, "--tolerance", "inf").fails_with(2, "--tolerance", "finite")
+
+
+@pytest.mark.parametrize("name", ["old.json", "report.csv", "report.json.bak"])
+def test_report_takes_no_other_file_for_the_report_beside_it(
+    sdsa: Run, studies: Studies, name: str
+) -> None:
+    studies.run("out", "--formats", "nvfp4", "--top-k", "8").is_clean()
+    folder = studies.folder / "out"
+    (folder / name).write_bytes((folder / "report.json").read_bytes())
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    sdsa("report", folder / name, "--no-plots", "--force").fails_with(2, name, "report.json")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    sdsa("report", folder / "report.json", "--no-plots", "--force").is_clean()
 
 
 def test_report_makes_the_same_pages_again(sdsa: Run, studies: Studies) -> None:
@@ -192,4 +219,4 @@ def test_a_missing_layer_is_a_change_beyond_any_tolerance(sdsa: Run, studies: St
 
 def test_refuses_a_tolerance(sdsa: Run, tmp_path: Path) -> None:
     outcome = sdsa("compare", tmp_path, tmp_path, "--tolerance", "-1")
-    outcome.fails_with(2, "--tolerance must be 0 or more, got -1")
+    outcome.fails_with(2, "--tolerance must be 0 or more, and finite; got -1")
