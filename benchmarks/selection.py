@@ -8,6 +8,7 @@ line of JSON a case, in microseconds (medians; p90 for ours):
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from sdsa_quant.layout import NVFP4_RECORD_BYTES, PAGE
 
 TOP_K = 2048
 REPEATS = 300
+CALLS = 8  # in a graph, one after another, as in `sdsa bench`
+BACKENDS = ("cute", "triton")
 
 # Groups, rows a group, keys of a group, columns of the captured block table in keys.
 CASES: dict[str, tuple[int, int, int, int]] = {
@@ -80,20 +83,27 @@ def measure_case(name: str) -> dict[str, object]:
         if not torch.equal(keys, expected):
             sys.exit(f"{name}: {int((keys != expected).any(1).sum())} rows have wrong keys")
 
-    def ours(problem: ScoreProblem) -> Callable[[], None]:
-        return lambda: select_top_k(problem.scores, problem.context_lengths, top_keys=keys)
-
     part = scores[:, :length]
     result: dict[str, object] = {"case": name, "rotations": rotations}
-    alone = time_graph(scoring, REPEATS)
-    both = time_graph(calls, REPEATS)
+    both = time_graph(calls, REPEATS, calls_per_replay=CALLS)
     result |= {
-        "scores": _us(alone),
+        "scores": _us(time_graph(scoring, REPEATS, calls_per_replay=CALLS)),
         "scores_and_top_k": _us(both),
         "p90": round(both.p90_us, 1),
-        "select": _us(time_graph([ours(problems[0])], REPEATS)),
-        "torch_topk": _us(time_graph([lambda: part.topk(min(TOP_K, length), sorted=False)], 100)),
     }
+    scoring[0]()  # rotations may share their scores
+    for backend in BACKENDS:
+        chosen = functools.partial(select_top_k, scores, lengths, top_keys=keys, backend=backend)
+        keys.fill_(-7)
+        chosen()
+        if not torch.equal(keys, expected):
+            sys.exit(f"{name}: {backend} selects wrong keys")
+        result[f"select_{backend}"] = _us(time_graph([chosen], REPEATS, calls_per_replay=CALLS))
+    result["torch_topk"] = _us(
+        time_graph(
+            [lambda: part.topk(min(TOP_K, length), sorted=False)], 100, calls_per_replay=CALLS
+        )
+    )
     return result
 
 
@@ -105,12 +115,16 @@ def measure_hard_rows() -> list[dict[str, object]]:
     for name, row in hard_rows(length, TOP_K, torch.Generator().manual_seed(3)).items():
         scores = row.cuda().repeat(32, 1)
         keys, expected = (torch.empty(32, TOP_K, dtype=torch.int32, device="cuda") for _ in "ab")
-        select_top_k(scores, lengths, top_keys=keys)
         select_top_k(scores, lengths, top_keys=expected, backend="torch")
-        if not torch.equal(keys, expected):
-            sys.exit(f"{name}: wrong keys")
-        call = lambda s=scores, k=keys: select_top_k(s, lengths, top_keys=k)  # noqa: E731
-        results.append({"row": name, "select": _us(time_graph([call], 100))})
+        result: dict[str, object] = {"row": name}
+        for backend in BACKENDS:
+            call = functools.partial(select_top_k, scores, lengths, top_keys=keys, backend=backend)
+            keys.fill_(-7)
+            call()
+            if not torch.equal(keys, expected):
+                sys.exit(f"{name}: {backend} selects wrong keys")
+            result[backend] = _us(time_graph([call], 100, calls_per_replay=CALLS))
+        results.append(result)
     return results
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _STRUCT_CODES = {"Int64": "q", "Int32": "i", "Uint32": "I"}
 
 
-class _Record:
+class Record:
     """A record of scalars, each a parameter of its own in a kernel."""
 
     def __str__(self) -> str:
@@ -26,7 +26,7 @@ class _Record:
 
 
 @dataclass(frozen=True)
-class Addresses(_Record):
+class Addresses(Record):
     """Where the tensors of a call are; 0 for scales that it does not have.
 
     A tcgen05 kernel finds query rows and keys through tensor maps instead.
@@ -43,7 +43,7 @@ class Addresses(_Record):
 
 
 @dataclass(frozen=True)
-class Sizes(_Record):
+class Sizes(Record):
     """Strides, in bytes between rows or pages, and what else a launch needs to know of a call."""
 
     query_stride: Int64
@@ -60,16 +60,16 @@ class Sizes(_Record):
     inverse_teams: Uint32  # (2^32 - 1) / teams of the first wave
 
 
-def types_of(record: type[_Record]) -> list[str]:
+def types_of(record: type[Record]) -> list[str]:
     """Names of the CuTe DSL types of a record's fields."""
     return [str(field.type) for field in fields(record)]  # type: ignore[arg-type]
 
 
-def names_of(record: type[_Record]) -> list[str]:
+def names_of(record: type[Record]) -> list[str]:
     """Names of a record's fields."""
     return [field.name for field in fields(record)]  # type: ignore[arg-type]
 
 
-def struct_of(record: type[_Record]) -> struct.Struct:
+def struct_of(record: type[Record]) -> struct.Struct:
     """How a record lies in the buffer of a launch."""
     return struct.Struct("".join(_STRUCT_CODES[name] for name in types_of(record)))

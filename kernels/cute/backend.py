@@ -27,7 +27,7 @@ _MAX_PAGES = 2**31 - 1  # the kernel counts pages in 32 bits
 
 
 @functools.cache
-def _reason_against_dsl(installed: str | None) -> str | None:
+def reason_against_dsl(installed: str | None) -> str | None:
     wanted = ".".join(str(part) for part in MINIMUM_VERSION)
     if installed is None:
         return f"it needs {DISTRIBUTION} {wanted} or later, which is not installed"
@@ -46,7 +46,7 @@ def reason_unsupported(problem: ScoreProblem) -> str | None:
         return f"it has kernels for {names}, and this is an SM{found[0]}{found[1]}"
     if problem.groups * (problem.max_context // PAGE + 1) > _MAX_PAGES:
         return f"{problem.groups} groups of up to {problem.max_context} keys are too many for it"
-    reason = _reason_against_dsl(package_version(DISTRIBUTION))
+    reason = reason_against_dsl(package_version(DISTRIBUTION))
     return _reason_against_tiled_scales(problem) if reason is None else reason
 
 
@@ -68,7 +68,7 @@ def takes_tiled_scales(device: torch.device, query_format: str) -> bool:
     index = device_index(device)
     if ARCHITECTURES.get(capability(index)) not in TENSOR_CORE:
         return False
-    if _reason_against_dsl(package_version(DISTRIBUTION)) is not None:
+    if reason_against_dsl(package_version(DISTRIBUTION)) is not None:
         return False
     return is_trusted(index, TILED_SCALES_VARIANT)
 

@@ -10,10 +10,14 @@ import cutlass.cute as cute
 
 from sdsa_quant.errors import UnsupportedError
 
-from .arguments import Addresses, Sizes, types_of
+from .arguments import Addresses, Record, Sizes, types_of
 from .compiled import CompiledKernel, LaunchConfig
 from .schedule import LATE_LEAST_PAGES
-from .variants import TENSOR_CORE_VARIANTS, ctas_per_sm
+from .selection import finish, mark
+from .selection.arguments import SelectAddresses, SelectSizes
+from .selection.order import THREADS as SELECTING_THREADS
+from .selection.rows import CTAS_PER_SM
+from .variants import MARK_VARIANT, SELECTING_VARIANTS, TENSOR_CORE_VARIANTS, ctas_per_sm
 from .warp import kernel as warp_kernel
 
 
@@ -25,7 +29,7 @@ def compile_variant(architecture: str, variant: str) -> CompiledKernel:
     architecture : str
         Such as ``"sm_90a"``.
     variant : str
-        One of `variants.variants_of` the architecture.
+        One of `variants.variants_of` the architecture, or of `variants.SELECTING_VARIANTS`.
 
     Raises
     ------
@@ -42,9 +46,11 @@ def compile_variant(architecture: str, variant: str) -> CompiledKernel:
 def trace_variant(architecture: str, variant: str) -> tuple[Any, LaunchConfig]:
     """What CuTe DSL makes of a variant (its PTX is ``__ptx__``), and how to launch it."""
     trace = _trace_tensor_core_kernel if variant in TENSOR_CORE_VARIANTS else _trace_warp_kernel
+    records: tuple[type[Record], ...] = (Addresses, Sizes)
+    if variant in SELECTING_VARIANTS:
+        trace, records = _trace_selecting_kernel, (SelectAddresses, SelectSizes)
     placeholders = [
-        record(*(getattr(cutlass, name)(0) for name in types_of(record)))
-        for record in (Addresses, Sizes)
+        record(*(getattr(cutlass, name)(0) for name in types_of(record))) for record in records
     ]
     with tempfile.TemporaryDirectory(prefix="sdsa-cute-") as folder:
         options = f"--gpu-arch {architecture} --keep-cubin --keep-ptx --dump-dir {folder}"
@@ -75,6 +81,23 @@ def _trace_tensor_core_kernel(
 
     traced = cute.compile(launch_tcgen05_kernel, *placeholders, variant, options=options)
     return traced, tensor_core_config(variant)
+
+
+def _trace_selecting_kernel(
+    architecture: str, variant: str, placeholders: list[Any], options: str
+) -> tuple[Any, LaunchConfig]:
+    if variant == MARK_VARIANT:
+        launch, shared_bytes, ctas = mark.launch_mark, mark.MARK_SHARED_BYTES, CTAS_PER_SM
+    else:
+        launch, shared_bytes, ctas = finish.launch_finish, finish.shared_bytes_of(architecture), 1
+    return cute.compile(launch, *placeholders, options=options), LaunchConfig(
+        threads=SELECTING_THREADS,
+        shared_bytes=shared_bytes,
+        ctas_per_sm=ctas,
+        teams=1,
+        late_least_pages=0,
+        two_late_pages=0,
+    )
 
 
 def tensor_core_config(variant: str) -> LaunchConfig:

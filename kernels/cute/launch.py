@@ -21,7 +21,7 @@ from cuda.bindings import driver
 from sdsa_kernels.plans import Plan
 from sdsa_quant.errors import UnsupportedError
 
-from .arguments import Addresses, Sizes, names_of, struct_of
+from .arguments import Addresses, Record, Sizes, names_of, struct_of
 from .compiled import LaunchConfig
 
 # One buffer holds all that a launch takes, in this order:
@@ -33,8 +33,6 @@ from .compiled import LaunchConfig
 # - what cuLaunchKernelEx takes as `extra`: the parameters' address and, by its address, their size.
 _GRID = struct.Struct("7I4x")
 _STREAM = struct.Struct("3q")
-_STREAM_AND_ADDRESSES = struct.Struct(_STREAM.format + struct_of(Addresses).format)
-_KERNEL_SIZES = struct_of(Sizes)
 _ATTRIBUTE = struct.Struct("i4xi60x")
 _EXTRA = struct.Struct("q5q")
 
@@ -136,21 +134,41 @@ class LoadedKernel:
         tensor_maps : callable, optional
             The tensor maps of a call, given its addresses; for kernels that take some.
         """
-        config, device = self._config, self._device
-        first, ctas = config.grid(self._sms, sizes["groups"], sizes["max_context"])
-        inverse = (2**32 - 1) // (first * config.teams)
+        first, ctas = self._config.grid(self._sms, sizes["groups"], sizes["max_context"])
+        inverse = (2**32 - 1) // (first * self._config.teams)
         given = {**sizes, "first_ctas": first, "inverse_teams": inverse}
-        maps_at = sizes_at = _STREAM_AT + _STREAM_AND_ADDRESSES.size
+        return self.make_launch(ctas, Addresses, Sizes(**given), tensor_maps)
+
+    def make_launch(
+        self,
+        ctas: int,
+        addresses_type: type[Record],
+        sizes: Record,
+        tensor_maps: TensorMaps | None = None,
+        shared_bytes: int | None = None,
+    ) -> Callable[..., None]:
+        """A function of the fields of `addresses_type` that launches so many CTAs.
+
+        Everything of a launch except the addresses (and tensor maps) is put into its buffer here.
+        CTAs have the shared memory of the kernel's configuration, or less.
+        """
+        config, device = self._config, self._device
+        shared = config.shared_bytes if shared_bytes is None else shared_bytes
+        stream_and_addresses = struct.Struct(_STREAM.format + struct_of(addresses_type).format)
+        kernel_sizes = struct_of(type(sizes))
+        maps_at = sizes_at = _STREAM_AT + stream_and_addresses.size
         if tensor_maps is not None:
             maps_at = _PARAMETERS_AT + self._parameter_offset(_FIRST_MAP)
             sizes_at = _PARAMETERS_AT + self._parameter_offset(_AFTER_MAPS)
-        attribute_at = sizes_at + _KERNEL_SIZES.size
+        attribute_at = sizes_at + kernel_sizes.size
         extra_at = attribute_at + _ATTRIBUTE.size
         buffer = ctypes.create_string_buffer(extra_at + _EXTRA.size)
         base = ctypes.addressof(buffer)
         attribute, extra = base + attribute_at, base + extra_at + struct.calcsize("q")
-        _GRID.pack_into(buffer, 0, ctas, 1, 1, config.threads, 1, 1, config.shared_bytes)
-        _KERNEL_SIZES.pack_into(buffer, sizes_at, *(given[name] for name in names_of(Sizes)))
+        _GRID.pack_into(buffer, 0, ctas, 1, 1, config.threads, 1, 1, shared)
+        kernel_sizes.pack_into(
+            buffer, sizes_at, *(getattr(sizes, n) for n in names_of(type(sizes)))
+        )
         _ATTRIBUTE.pack_into(
             buffer,
             attribute_at,
@@ -166,7 +184,7 @@ class LoadedKernel:
             _END,
         )
         launch, function = _launch_function(), self._function
-        fill, view = _STREAM_AND_ADDRESSES.pack_into, memoryview(buffer).cast("B")
+        fill, view = stream_and_addresses.pack_into, memoryview(buffer).cast("B")
         lock = threading.Lock()
         # The handles alone: what torch.cuda makes of them takes 2 us a call.
         current_device = torch._C._cuda_getDevice

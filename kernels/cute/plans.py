@@ -23,7 +23,7 @@ from sdsa_quant.errors import InputError
 from sdsa_quant.layout import DIM, KEY_ALIGNMENT_BYTES, NVFP4, PACKED_DIM, PAGE
 
 from .compiled import LaunchConfig
-from .variants import ARCHITECTURES, loaded_together
+from .variants import ARCHITECTURES, SELECTING_VARIANTS, loaded_together
 
 if TYPE_CHECKING:
     from .launch import LoadedKernel, TensorMaps
@@ -78,7 +78,8 @@ def loaded_kernel(device: int, variant: str) -> LoadedKernel:
 
 
 def _load(device: int, variant: str) -> LoadedKernel:
-    refuse_capture_before_warmup(device, "indexer_scores")
+    call = "select_top_k" if variant in SELECTING_VARIANTS else "indexer_scores"
+    refuse_capture_before_warmup(device, call)
     from .disk_cache import compiled_kernel
     from .launch import LoadedKernel
 

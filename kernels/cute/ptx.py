@@ -49,6 +49,15 @@ def load_global_int(address: Int64) -> Int32:
     )
 
 
+def load_global_ints(address: Int64, count: int) -> tuple[Int32, ...]:
+    """2 or 4 consecutive 32-bit integers."""
+    return inline_ptx(
+        f"ld.global.v{count}.b32 {_operands('w', 0, count)}, [{{$r0}}];",
+        write_only_types=[Int32] * count,
+        read_only_args=[address],
+    )
+
+
 def load_global_pair(address: Int64) -> Uint16:
     """Two bytes."""
     return inline_ptx(
@@ -84,9 +93,39 @@ def load_shared_int(address: Int32) -> Int32:
     )
 
 
-def store_shared_int(address: Int32, value: Int32) -> None:
-    """One 32-bit integer to shared memory."""
-    inline_ptx("st.shared.b32 [{$r0}], {$r1};", read_only_args=[address, value])
+def store_shared_int(address: Int32, value: Int32, predicate: Boolean | None = None) -> None:
+    """One 32-bit integer to shared memory, where `predicate` holds, or everywhere."""
+    inline_ptx(
+        "st.shared.b32 [{$r0}], {$r1};", read_only_args=[address, value], predicate=predicate
+    )
+
+
+def store_global_ints(
+    address: Int64, values: Sequence[Int32], predicate: Boolean | None = None
+) -> None:
+    """One store of 1 or 2 consecutive integers, where `predicate` holds, or everywhere."""
+    if len(values) == 1:
+        target = "st.global.b32 [{$r0}], {$r1};"
+    else:
+        target = f"st.global.v{len(values)}.b32 [{{$r0}}], {_operands('r', 1, len(values))};"
+    inline_ptx(target, read_only_args=[address, *values], predicate=predicate)
+
+
+def load_shared_ints(address: Int32, count: int) -> tuple[Int32, ...]:
+    """2 or 4 consecutive integers of shared memory."""
+    return inline_ptx(
+        f"ld.shared.v{count}.b32 {_operands('w', 0, count)}, [{{$r0}}];",
+        write_only_types=[Int32] * count,
+        read_only_args=[address],
+    )
+
+
+def store_shared_ints(address: Int32, values: Sequence[Int32]) -> None:
+    """2 or 4 consecutive integers to shared memory."""
+    inline_ptx(
+        f"st.shared.v{len(values)}.b32 [{{$r0}}], {_operands('r', 1, len(values))};",
+        read_only_args=[address, *values],
+    )
 
 
 def store_global_floats(address: Int64, values: Sequence[Float32], predicate: Boolean) -> None:
@@ -119,6 +158,37 @@ def copy_bulk_to_shared(
 def copy_8_bytes_to_shared(target: Int32, source: Int64) -> None:
     """Asynchronous copy of 8 bytes by this thread."""
     inline_ptx("cp.async.ca.shared.global [{$r0}], [{$r1}], 8;", read_only_args=[target, source])
+
+
+def copy_to_shared(target: Int32, source: Int64, size: Int32) -> None:
+    """Asynchronous copy of up to 16 bytes by this thread, from and to multiples of 16 bytes.
+
+    What `size` leaves of them is filled with zeros.
+    """
+    inline_ptx(
+        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};",
+        read_only_args=[target, source, size],
+    )
+
+
+def copy_int_to_shared(target: Int32, source: Int64) -> None:
+    """Asynchronous copy of 4 bytes by this thread."""
+    inline_ptx("cp.async.ca.shared.global [{$r0}], [{$r1}], 4;", read_only_args=[target, source])
+
+
+def end_of_copies() -> None:
+    """Make a group of this thread's copies so far that are in none."""
+    inline_ptx("cp.async.commit_group;")
+
+
+def wait_for_copies(groups: int) -> None:
+    """Wait until this thread's groups of copies have landed, except the last `groups`."""
+    inline_ptx(f"cp.async.wait_group {groups};")
+
+
+def add_one_to_shared(address: Int32, predicate: Boolean) -> None:
+    """Add 1 to an integer of shared memory, where `predicate` holds."""
+    inline_ptx("red.shared.add.u32 [{$r0}], 1;", read_only_args=[address], predicate=predicate)
 
 
 # ---- Neighbours in the stream ------------------------------------------------------------------
@@ -178,6 +248,36 @@ def all_arrived(words: Sequence[Uint32], zero: Uint32) -> Boolean:
     return cute.arch.vote_all_sync((mixed & zero) == 0)
 
 
+# ---- Warps -------------------------------------------------------------------------------------
+
+
+def sum_of_warp(value: Int32) -> Int32:
+    """The sum over all lanes, in every lane."""
+    return inline_ptx(
+        "redux.sync.add.s32 {$w0}, {$r0}, 0xffffffff;",
+        write_only_types=[Int32],
+        read_only_args=[value],
+    )
+
+
+def most_of_warp(value: Int32) -> Int32:
+    """The largest over all lanes, in every lane."""
+    return inline_ptx(
+        "redux.sync.max.s32 {$w0}, {$r0}, 0xffffffff;",
+        write_only_types=[Int32],
+        read_only_args=[value],
+    )
+
+
+def least_of_warp(value: Int32) -> Int32:
+    """The smallest over all lanes, in every lane."""
+    return inline_ptx(
+        "redux.sync.min.s32 {$w0}, {$r0}, 0xffffffff;",
+        write_only_types=[Int32],
+        read_only_args=[value],
+    )
+
+
 # ---- Arithmetic on packed registers -----------------------------------------------------------
 
 
@@ -192,6 +292,11 @@ def multiply_high(a: Uint32, b: Uint32) -> Uint32:
     return inline_ptx(
         "mul.hi.u32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[a, b]
     )
+
+
+def leading_zeros(value: Int32) -> Int32:
+    """Zero bits above the highest one, 32 of 0."""
+    return inline_ptx("clz.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value])
 
 
 def permute_bytes(low: Uint32, high: Uint32, selector: Uint32) -> Uint32:
@@ -276,6 +381,30 @@ def fused_multiply_add(a: Float32, b: Float32, c: Float32) -> Float32:
         write_only_types=[Float32],
         read_only_args=[a, b, c],
     )
+
+
+def square_root(value: Float32) -> Float32:
+    return inline_ptx(
+        "sqrt.rn.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value]
+    )
+
+
+def canonical_zero(value: Float32) -> Float32:
+    """The same number, with +0 for -0."""
+    return inline_ptx(
+        "add.rn.f32 {$w0}, {$r0}, 0f00000000;", write_only_types=[Float32], read_only_args=[value]
+    )
+
+
+def not_a_number(value: Float32) -> Boolean:
+    return inline_ptx(
+        "setp.nan.f32 {$w0}, {$r0}, {$r0};", write_only_types=[Boolean], read_only_args=[value]
+    )
+
+
+def as_int(value: Float32) -> Int32:
+    """The bits of a float."""
+    return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value])
 
 
 def as_float(bits: Uint32) -> Float32:

@@ -70,7 +70,7 @@ def keys_and_request(source: Lengths, group: Int32) -> tuple[Int32, Int32]:
     return _load_keys(source, group), request
 
 
-def _sum_up_to_lane(value: Int32) -> Int32:
+def sum_up_to_lane(value: Int32) -> Int32:
     """Inclusive prefix sum over the warp."""
     lane = cute.arch.lane_idx()
     for distance in (1, 2, 4, 8, 16):
@@ -79,7 +79,7 @@ def _sum_up_to_lane(value: Int32) -> Int32:
     return value
 
 
-def _count_lanes(predicate: cutlass.Boolean) -> Int32:
+def count_lanes(predicate: cutlass.Boolean) -> Int32:
     return Int32(cute.arch.popc(cute.arch.vote_ballot_sync(predicate)))
 
 
@@ -95,7 +95,7 @@ class _Window(NamedTuple):
 def _load_window(source: Lengths, first_group: Int32) -> _Window:
     keys, request = keys_and_request(source, first_group + cute.arch.lane_idx())
     pages = pages_of_keys(keys)
-    return _Window(keys, request, pages, _sum_up_to_lane(pages))
+    return _Window(keys, request, pages, sum_up_to_lane(pages))
 
 
 def _place_in_window(window: _Window, first_group: Int32, skip: Int32, lane: Int32) -> Place:
@@ -115,12 +115,12 @@ def find_place(source: Lengths, group: Int32, skip: Int32) -> Place:
     Groups without keys are passed over, 32 groups at a time.
     """
     window = _load_window(source, group)
-    passed = _count_lanes(window.upto <= skip)
+    passed = count_lanes(window.upto <= skip)
     while passed == WARP and group < source.groups:
         skip -= cute.arch.shuffle_sync(window.upto, WARP - 1)
         group += WARP
         window = _load_window(source, group)
-        passed = _count_lanes(window.upto <= skip)
+        passed = count_lanes(window.upto <= skip)
     return _place_in_window(window, group, skip, passed)
 
 
@@ -205,7 +205,7 @@ def find_share(
         window = _load_window(source, Int32(0))
         total = cute.arch.shuffle_sync(window.upto, WARP - 1)
         share = _share_of(total, worker)
-        passed = _count_lanes(window.upto <= share.start)
+        passed = count_lanes(window.upto <= share.start)
         place = _place_in_window(window, Int32(0), share.start, passed)
     else:
         place, share = _find_share_together(source, worker, scratch, threads)
@@ -238,7 +238,7 @@ def _find_share_together(
     else:
         for i in cutlass.range(chunk, unroll=4):
             mine += pages_of_keys(_load_keys(source, thread * chunk + i))
-    upto = _sum_up_to_lane(mine)
+    upto = sum_up_to_lane(mine)
     store_shared_int(scratch + thread * 4, upto)
     if lane == WARP - 1:
         store_shared_int(warp_totals + (thread >> 5) * 4, upto)
@@ -246,13 +246,13 @@ def _find_share_together(
     in_table = lane < warps
     warp_pages = load_shared_int(warp_totals + cutlass.select_(in_table, lane, Int32(0)) * 4)
     warp_pages = cutlass.select_(in_table, warp_pages, Int32(0))
-    warps_upto = _sum_up_to_lane(warp_pages)
+    warps_upto = sum_up_to_lane(warp_pages)
     total = cute.arch.shuffle_sync(warps_upto, WARP - 1)
     share = _share_of(total, worker)
-    warp = cutlass.min(_count_lanes(warps_upto <= share.start), Int32(warps - 1))
+    warp = cutlass.min(count_lanes(warps_upto <= share.start), Int32(warps - 1))
     before = cute.arch.shuffle_sync(warps_upto - warp_pages, warp)
     upto = before + load_shared_int(scratch + (warp * WARP + lane) * 4)
-    passed = cutlass.min(_count_lanes(upto <= share.start), Int32(WARP - 1))
+    passed = cutlass.min(count_lanes(upto <= share.start), Int32(WARP - 1))
     below = cute.arch.shuffle_sync(upto, cutlass.max(passed - 1, Int32(0)))
     skip = share.start - cutlass.select_(passed > 0, below, before)
     found = warp * WARP + passed

@@ -34,6 +34,10 @@ CONVERTING = ("sm_100a", "sm_103a", "sm_120a")
 TENSOR_CORE = ("sm_100a", "sm_103a")
 TILED_SCALES_VARIANT = "tcgen05_nvfp4_128x4"
 TENSOR_CORE_VARIANTS = ("tcgen05_bf16", "tcgen05_nvfp4", TILED_SCALES_VARIANT)
+# The kernels of `select_top_k`, which need nothing that any of the architectures lacks.
+MARK_VARIANT, FINISH_VARIANT = "select_mark", "select_finish"
+SELECTING_VARIANTS = (MARK_VARIANT, FINISH_VARIANT)
+
 _TENSOR_MAP_STRIDES = range(16, 2**40, 16)  # bytes
 _TENSOR_MAP_SIZES = range(1, 2**32 + 1)
 
@@ -44,7 +48,7 @@ def ctas_per_sm(architecture: str) -> int:
 
 
 def variants_of(architecture: str) -> list[str]:
-    """Every variant that can be asked for on an architecture."""
+    """Every variant of the scoring kernels that can be asked for on an architecture."""
     blocks = [f"blocks{rows + 1}" for rows in range(BLOCK_COLUMN_ROWS.get(architecture, 0))]
     nvfp4 = ["mixed", _dot_products(architecture), *blocks]
     tensor_core = TENSOR_CORE_VARIANTS if architecture in TENSOR_CORE else ()
@@ -57,7 +61,12 @@ def split_variant(variant: str) -> tuple[str, bool]:
 
 
 def loaded_together(variant: str, architecture: str) -> list[str]:
-    """The variants that differ from one in nothing but sizes, so that no size compiles late."""
+    """The variants that serve calls which differ from one's in nothing but sizes.
+
+    They are loaded with it, so that no size compiles late.
+    """
+    if variant in SELECTING_VARIANTS:
+        return list(SELECTING_VARIANTS)
     name, _ = split_variant(variant)
     return [each for each in (name, name + SHORT) if each in variants_of(architecture)]
 

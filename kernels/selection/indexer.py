@@ -14,8 +14,6 @@ from sdsa_quant.layout import PAGE
 from .checks import check_outputs
 from .select import select_top_k
 
-_SCORES_ONLY = ("cute",)  # backends that have no selection of their own
-
 
 def indexer_top_k(
     query: torch.Tensor,
@@ -51,8 +49,7 @@ def indexer_top_k(
         Write slots of the cache, ``page * 64 + key % 64``, instead of key indices, in the same
         order.
     backend : str, optional
-        ``"auto"`` (the default), ``"torch"``, ``"triton"`` or ``"cute"``, which computes the scores
-        and leaves the selection to the best backend that there is.
+        ``"auto"`` (the default), ``"torch"``, ``"triton"`` or ``"cute"``.
 
     Raises
     ------
@@ -101,7 +98,7 @@ def indexer_top_k(
         block_table=block_table,
         requests=requests,
         slots=slots,
-        backend=None if backend in _SCORES_ONLY else backend,
+        backend=backend,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sdsa_kernels.cute import select as cute_select
 from sdsa_kernels.triton import select as triton_select
 from sdsa_quant.errors import InputError, UnsupportedError
 
@@ -28,6 +29,7 @@ class SelectBackend:
 
 
 BACKENDS = (
+    SelectBackend("cute", cute_select.reason_unsupported, cute_select.launch),
     SelectBackend("triton", triton_select.reason_unsupported, triton_select.launch),
     SelectBackend("torch", torch_select.reason_unsupported, torch_select.launch),
 )
@@ -77,7 +79,7 @@ def select_top_k(
         Write slots of the cache, ``page * 64 + key % 64``, instead of key indices, in the same
         order.
     backend : str, optional
-        ``"auto"`` (the default), ``"torch"`` or ``"triton"``.
+        ``"auto"`` (the default), ``"cute"``, ``"triton"`` or ``"torch"``.
 
     Raises
     ------

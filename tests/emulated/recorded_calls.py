@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from emulator.host.launch_recorder import Session
 
 if TYPE_CHECKING:
+    import torch
+
     from emulator.copies.tensor_map import TensorMap
     from support.problems import Problem
 
@@ -22,6 +24,21 @@ def launch_scores(session: Session, problem: Problem) -> None:
         if tensor is not None:
             session.add_tensor(name, tensor)
     cute_scores.launch(check_scores_call(ScoreCall(**vars(problem))))
+
+
+def launch_selection(session: Session, tensors: dict[str, torch.Tensor], slots: bool) -> None:
+    """Check and launch a call of `select_top_k` on backend `cute`; its workspace is poison."""
+    from sdsa_kernels.cute import select as cute_select
+    from sdsa_kernels.selection.checks import check_select_call
+
+    given = {name: tensors.get(name) for name in ("top_scores", "block_table", "requests")}
+    problem = check_select_call(
+        tensors["scores"], tensors["context_lengths"], tensors["top_keys"], slots=slots, **given
+    )
+    workspace = cute_select.new_workspace(problem).fill_(-0x55555556)
+    for name, tensor in {**tensors, "workspace": workspace}.items():
+        session.add_tensor(name, tensor)
+    cute_select.launch_with(problem, workspace)
 
 
 def checked(result: tuple[Any, ...]) -> Any:

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from kernels.selection_contract import EDGES, check_hard_rows, check_selection, padded
 
 from sdsa_kernels import indexer_top_k, select_top_k
 from sdsa_kernels.measure.timing import capture
+from sdsa_kernels.selection.checks import check_select_call
+from sdsa_kernels.selection.select import BACKENDS
 from sdsa_kernels.testing.selection import hard_rows
 from support.problems import KINDS, make_problem
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("triton", reason="triton is not installed")
 
+FAST = ["cute", "triton"]
 
-@pytest.mark.parametrize("backend", ["triton", "torch"])
+
+@pytest.fixture(params=FAST)
+def backend(request: pytest.FixtureRequest) -> str:
+    """A backend that runs here."""
+    problem = check_select_call(
+        torch.zeros(1, 1, device="cuda"),
+        torch.zeros(1, dtype=torch.int32, device="cuda"),
+        torch.zeros(1, 1, dtype=torch.int32, device="cuda"),
+        None, None, None, slots=False,
+    )  # fmt: skip
+    chosen = next(each for each in BACKENDS if each.name == request.param)
+    reason = chosen.reason_unsupported(problem)
+    if reason is not None:
+        pytest.skip(reason)
+    return str(request.param)
+
+
+@pytest.mark.parametrize(("lengths", "k"), EDGES, ids=lambda value: str(value))
+def test_torch_on_a_gpu(generator: torch.Generator, lengths: list[int], k: int) -> None:
+    rows = [torch.randn(length, generator=generator) for length in lengths]
+    check_selection(padded(rows, max(lengths)), lengths, k, backend="torch", device="cuda")
+
+
 @pytest.mark.parametrize(("lengths", "k"), EDGES, ids=lambda value: str(value))
 def test_lengths_around_k(
     generator: torch.Generator, lengths: list[int], k: int, backend: str
@@ -29,11 +56,11 @@ def test_lengths_around_k(
     [(200, 64), (8192, 300), (8193, 1), (65_536, 2048), (100_001, 65_535), (300_000, 2048)],
     ids=str,
 )
-def test_hard_rows(generator: torch.Generator, length: int, k: int) -> None:
-    check_hard_rows(length, k, generator, backend="triton", device="cuda")
+def test_hard_rows(generator: torch.Generator, length: int, k: int, backend: str) -> None:
+    check_hard_rows(length, k, generator, backend=backend, device="cuda")
 
 
-def test_many_ragged_rows(generator: torch.Generator) -> None:
+def test_many_ragged_rows(generator: torch.Generator, backend: str) -> None:
     lengths = torch.randint(0, 12_000, (1500,), generator=generator).tolist()
     lengths[700] = 200_000
     scores = torch.randn(
@@ -41,12 +68,12 @@ def test_many_ragged_rows(generator: torch.Generator) -> None:
     )
     there = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     keys, expected = (torch.empty(1500, 512, dtype=torch.int32, device="cuda") for _ in "ab")
-    select_top_k(scores, there, top_keys=keys, backend="triton")
+    select_top_k(scores, there, top_keys=keys, backend=backend)
     select_top_k(scores, there, top_keys=expected, backend="torch")
     assert torch.equal(keys, expected)
 
 
-def test_a_thousand_replays_on_two_streams(generator: torch.Generator) -> None:
+def test_a_thousand_replays_on_two_streams(generator: torch.Generator, backend: str) -> None:
     graphs, results = [], []
     lengths = torch.tensor([65_536] * 8, dtype=torch.int32, device="cuda")
     rows = list(hard_rows(65_536, 2048, generator).values())
@@ -55,7 +82,7 @@ def test_a_thousand_replays_on_two_streams(generator: torch.Generator) -> None:
         keys = torch.empty(8, 2048, dtype=torch.int32, device="cuda")
         expected = torch.empty_like(keys)
         select_top_k(scores, lengths, top_keys=expected, backend="torch")
-        call = lambda s=scores, k=keys: select_top_k(s, lengths, top_keys=k)  # noqa: E731
+        call = functools.partial(select_top_k, scores, lengths, top_keys=keys, backend=backend)
         call()
         graphs.append(capture(call))
         results.append((keys, expected, scores))

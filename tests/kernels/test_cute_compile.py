@@ -15,11 +15,16 @@ import pytest
 
 pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
+from sdsa_kernels.cute import select
 from sdsa_kernels.cute.compile import compile_variant, trace_variant
 from sdsa_kernels.cute.compiled import CompiledKernel
+from sdsa_kernels.cute.selection import finish, rows
 from sdsa_kernels.cute.tcgen05.tiles import FORMATS as TILE_FORMATS
 from sdsa_kernels.cute.variants import (
     ARCHITECTURES,
+    FINISH_VARIANT,
+    MARK_VARIANT,
+    SELECTING_VARIANTS,
     TENSOR_CORE,
     ctas_per_sm,
     split_variant,
@@ -55,6 +60,11 @@ TENSOR_CORE_CASES = [
     pytest.param(architecture, variant, id=f"{architecture}-{variant}")
     for architecture in TENSOR_CORE
     for variant in TILE_FORMATS
+]
+SELECTING_CASES = [
+    pytest.param(architecture, variant, id=f"{architecture}-{variant}")
+    for architecture in ARCHITECTURES.values()
+    for variant in SELECTING_VARIANTS
 ]
 TENSOR_COLUMNS_OF_SM = 512
 GLOBAL_ACCESSES = ("LDG", "STG", "LDGSTS", "UBLKCP", "UTMALDG", "ATOMG", "REDG")
@@ -113,7 +123,9 @@ def test_every_variant_compiles_to_what_it_is_meant_to_be(architecture: str, var
     assert code.count("LDG", "128") > 0
 
 
-@pytest.mark.parametrize(("architecture", "variant"), [*CASES, *TENSOR_CORE_CASES])
+@pytest.mark.parametrize(
+    ("architecture", "variant"), [*CASES, *TENSOR_CORE_CASES, *SELECTING_CASES]
+)
 def test_global_memory_is_only_touched_after_the_wait(architecture: str, variant: str) -> None:
     # A launch overlaps the kernel before it, which may still write what this one reads.
     names = [opcode.split(".")[0] for opcode in machine_code(architecture, variant).opcodes]
@@ -158,6 +170,34 @@ def test_tensor_core_variants_compile_to_what_they_are_meant_to_be(
     assert code.count("UTCBAR") == 3  # stage, accumulator, query
     # No decoding in registers, and no MMA at warp level.
     assert code.count("HMMA") == code.count("F2FP") == code.count("PRMT") == 0
+
+
+@pytest.mark.parametrize(("architecture", "variant"), SELECTING_CASES)
+def test_selecting_kernels_fit(architecture: str, variant: str) -> None:
+    code = machine_code(architecture, variant)
+    _assert_that_ctas_fit(code, architecture)
+    # No atomic decides a position: those that there are add ones to bins in shared memory.
+    assert code.count("ATOMG") == code.count("REDG") == code.count("ATOM") == code.count("RED") == 0
+    assert code.count("ATOMS") > 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES.values())
+def test_a_marking_program_leaves_room_for_a_finishing_one(architecture: str) -> None:
+    # Or the second launch could not overlap the first.
+    codes = [machine_code(architecture, name) for name in (MARK_VARIANT, MARK_VARIANT)]
+    codes.append(machine_code(architecture, FINISH_VARIANT))
+    registers = sum(code.registers * code.kernel.config.threads for code in codes)
+    assert registers <= REGISTERS_OF_SM
+    if architecture != "sm_120a":  # whose 100 KB of shared memory hold two programs at a time
+        shared = sum(code.kernel.config.shared_bytes + RESERVED_SHARED_BYTES for code in codes)
+        assert shared <= SHARED_BYTES_OF_SM[architecture]
+
+
+def test_the_host_knows_the_sizes_of_the_selecting_kernels() -> None:
+    assert select.TILE == rows.MARK_TILE
+    assert select.DIRECT == rows.DIRECT
+    assert select.SHARED_BYTES >= finish.FINISH_SHARED_BYTES
+    assert select.MOST_PROGRAMS < finish.MOST_SEGMENTS
 
 
 @pytest.mark.parametrize("variant", TILE_FORMATS)
