@@ -1,8 +1,9 @@
-"""Which random mutants of our kernels are caught: ``python mutants.py COUNT [SEED]``.
+"""Which random mutants of our kernels are caught: ``python mutants.py sm100|sm90 COUNT [SEED]``.
 
 A mutant lacks one instruction of synchronization, does not wait at one mbarrier, or has another
 constant in one instruction of integer arithmetic. It is caught where a run of one of 8 schedules
-faults, or gives wrong scores.
+faults, or gives wrong scores. Many survivors are equivalent: they change what nothing reads, wait
+for what another wait implies, or lie where the problem does not lead.
 """
 
 from __future__ import annotations
@@ -10,10 +11,16 @@ from __future__ import annotations
 import random
 import re
 import sys
-from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+if TYPE_CHECKING:
+    from emulated.tcgen05_calls import RecordedCall
 
 SYNCHRONIZES = re.compile(
     r"^\s*(@!?%p\d+ )?"
@@ -45,41 +52,71 @@ def mutants(ptx: str, count: int, seed: int) -> list[tuple[str, str]]:
     return made
 
 
-def main() -> None:
-    """Print what becomes of each mutant, and the shares."""
-    import torch
+@dataclass(frozen=True)
+class Subject:
+    """A kernel: what of the device it is for, and a problem that leads through most of it."""
 
-    from emulated.tcgen05_calls import record_call
-    from emulator.errors import EmulationError
+    capability: tuple[int, int]
+    multiprocessors: int
+    lengths: tuple[int, ...]
+    separate: bool
+
+
+SUBJECTS = {
+    "sm100": Subject((10, 0), 2, (1000, 130, 0, 1, 500, 64, 129), separate=False),
+    "sm90": Subject((9, 0), 1, (2500, 130, 0, 1, 700), separate=True),
+}
+
+
+def record_subject(name: str) -> RecordedCall:
+    """The launch of the unchanged kernel."""
+    from emulated.recorded_calls import launch_scores
+    from emulated.tcgen05_calls import RecordedCall, record_call
     from emulator.host.launch_recorder import LaunchRecorder
     from emulator.host.recorded_launch import Device
-    from support.problems import assert_scores, make_problem
+    from support.problems import make_problem
 
-    count, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    subject = SUBJECTS[name]
     problem = make_problem(
-        [1000, 130, 0, 1, 500, 64, 129],
+        subject.lengths,
         generator=torch.Generator().manual_seed(1),
         rows_per_group=2,
         integers=True,
+        separate=subject.separate,
     )
-    with LaunchRecorder(Device(capability=(10, 0), multiprocessors=2)) as recorder:
-        call = record_call(recorder, problem, ctas=2)
+    with LaunchRecorder(Device(subject.capability, subject.multiprocessors)) as recorder:
+        if subject.capability >= (10, 0):
+            return record_call(recorder, problem, ctas=2)
+        (launch,) = recorder.record(launch_scores, problem)
+        return RecordedCall(problem, launch)
+
+
+def fault_of(call: RecordedCall, ptx: str) -> str:
+    """What gives a mutant away, and on which schedule; nothing where it survives."""
+    from emulator.errors import EmulationError
+    from support.problems import assert_scores
+
+    for schedule in range(8):
+        try:
+            assert_scores(call.run(schedule, ptx=ptx)[0], exact=True)
+        except (EmulationError, AssertionError, ValueError) as error:
+            return f"{type(error).__name__} on schedule {schedule}"
+    return ""
+
+
+def shares(name: str, count: int, seed: int) -> dict[str, tuple[int, int]]:
+    """How many mutants of each kind are caught, and how many there are; prints each."""
+    call = record_subject(name)
     assert call.launch.ptx is not None
-    outcomes: Counter[tuple[str, bool]] = Counter()
+    found = dict.fromkeys(KINDS, (0, 0))
     for text, what in mutants(call.launch.ptx, count, seed):
-        result = ""
-        for schedule in range(8):
-            try:
-                assert_scores(call.run(schedule, ptx=text)[0], exact=True)
-            except (EmulationError, AssertionError, ValueError) as error:
-                result = f"{type(error).__name__} on schedule {schedule}"
-                break
-        outcomes[what.split()[0], bool(result)] += 1
-        print(f"{result or 'SURVIVES'}: {what}", flush=True)
-    for kind in ("without", "with"):
-        caught = outcomes[kind, True]
-        print(f"{kind}: {caught} of {caught + outcomes[kind, False]} caught")
+        fault = fault_of(call, text)
+        print(f"{fault or 'SURVIVES'}: {what}", flush=True)
+        kind = what.split()[0]
+        found[kind] = found[kind][0] + bool(fault), found[kind][1] + 1
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    subject, count, *seed = sys.argv[1:]
+    print(shares(subject, int(count), int(seed[0]) if seed else 0))

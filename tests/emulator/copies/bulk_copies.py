@@ -131,6 +131,7 @@ def submit_load(
     undefined : callable
         Which bytes of the target are undefined, where some of the source are.
     """
+    barrier.introduce(warp, warp.executing_lanes())
     arrival = Arrival(warp.cta, barrier, sum(size for _, size in pieces))
 
     def step(move: Callable[[], None], size: int) -> Callable[[], None]:

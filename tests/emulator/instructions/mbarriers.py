@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emulator.errors import MissingProxyFence, OutOfBounds, PhaseError
+from emulator.errors import DataRace, MissingProxyFence, OutOfBounds, PhaseError
 from emulator.machine.address_spaces import SHARED_WINDOW, WINDOW_BYTES
 from emulator.machine.clocks import WARP
 from emulator.machine.convergence import EACH_LANE
@@ -48,6 +48,30 @@ class MBarrier:
         self.source = cta.clocks.writing_source(("mbarrier", offset))
         self._made = thread, cta.clocks.epochs[thread // WARP]
         self._fenced = False
+        self._strangers = np.ones((len(cta.warps), WARP), bool)  # who was not told that it is made
+        self._strangers[thread // WARP, thread % WARP] = False
+
+    def introduce(self, warp: Warp, lanes: np.ndarray) -> None:
+        """Lanes use it: each must have been told that it is made.
+
+        Raises
+        ------
+        DataRace
+        """
+        strangers = self._strangers[warp.index]
+        if not (strangers & lanes).any():
+            return
+        thread, epoch = self._made
+        clocks = self._cta.clocks
+        for lane in np.flatnonzero(strangers & lanes).tolist():
+            # `fence.mbarrier_init` makes it visible, so that barriers with `.relaxed` will do.
+            if clocks.of(warp, EACH_LANE[lane])[clocks.columns + thread] < epoch:
+                raise DataRace(
+                    f"{self.name} is used by lane {lane} of warp {warp.index}, and nothing orders"
+                    f" that after its initialization by lane {thread % WARP} of warp"
+                    f" {thread // WARP}"
+                )
+            strangers[lane] = False
 
     def arrive(
         self,
@@ -250,7 +274,13 @@ class BarrierOperand:
     def barriers(self, warp: Warp, mask: Mask) -> list[MBarrier]:
         """The mbarrier object for each active lane."""
         live = warp.cta.extension(MBarriers)
-        return [live.at(offset) for offset in self.offsets(warp, mask)]
+        found = [live.at(offset) for offset in self.offsets(warp, mask)]
+        if all(barrier is found[0] for barrier in found):
+            found[0].introduce(warp, warp.lanes(mask))
+        else:
+            for barrier, lane in zip(found, np.flatnonzero(warp.lanes(mask)), strict=True):
+                barrier.introduce(warp, EACH_LANE[lane])
+        return found
 
 
 def barrier_operand(op: Decoder, operand: int) -> BarrierOperand:

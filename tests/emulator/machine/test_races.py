@@ -95,6 +95,11 @@ RACES = {
         setp.eq.u32 %p, %t, 32; @%p st.shared.b32 [%base], 1;
     DONE:
     """,
+    "an mbarrier of which only one lane knows": """
+        .shared .align 8 .b64 late;
+        @%first mbarrier.init.shared.b64 [late], 1;
+        @%low mbarrier.test_wait.parity.shared::cta.b64 %p, [late], 1;
+    """,
     "the wrong warp arrives": """
         st.shared.b32 [%at], 1; setp.eq.u32 %p, %t, 32;
         @%p mbarrier.arrive.shared::cta.b64 _, [bar];
@@ -164,6 +169,13 @@ ORDERED = {
         bar.warp.sync -1;
         ld.shared.b32 %d0, [%at - 128];
     DONE:
+        mov.u32 %d0, 1;
+    """,
+    "an mbarrier of which a warp knows": """
+        .shared .align 8 .b64 late;
+        @%first mbarrier.init.shared.b64 [late], 1;
+        bar.warp.sync -1;
+        @%low mbarrier.test_wait.parity.shared::cta.b64 %p, [late], 1;
         mov.u32 %d0, 1;
     """,
     "a lane by itself": """

@@ -14,6 +14,7 @@ from emulator.copies.multicast import take_multicast
 from emulator.instructions.mbarriers import MBarriers, barrier_operand
 from emulator.instructions.registry import Closure, Decoder, Mask, instruction
 from emulator.machine.async_operation import AsyncOperation
+from emulator.machine.convergence import EACH_LANE
 
 from .tensor_core import TensorCore, thread_of
 
@@ -41,6 +42,7 @@ def compile_commit(op: Decoder) -> Closure:
             thread = thread_of(warp, lane)
             core.order.fence_before(thread)
             barrier = barriers.at(offset)
+            barrier.introduce(warp, EACH_LANE[lane])
             barrier.note_asynchronous_use("tcgen05.commit")
             operation = AsyncOperation(
                 name, [], barrier.arrive, queue=core.queue(thread), source=core.source(thread)
