@@ -6,6 +6,7 @@ parameters and tensor maps of the right one's launch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -184,6 +185,31 @@ def test_a_planted_bug_is_caught(
         for seed in range(len(POLICIES)):
             scored, _ = call.run(seed, ptx=broken)
             assert_scores(scored, exact=True)
+
+
+# Bugs in the text: what is replaced, everywhere, and by what.
+TEXT_BUGS = {
+    "no-wait-for-loads": (r"tcgen05\.wait::ld[^;]*;", ""),
+    "no-fence-after-initializations": (r"fence\.mbarrier_init[^;]*;", ""),
+    "no-fences-between-threads": (r"tcgen05\.fence[^;]*;", ""),
+    "waits-for-the-next-barrier": (r"(mbarrier\.try_wait\S* \w+, \[%r\d+)\]", r"\1+8]"),
+    "one-lane-waits": (
+        r"(mbarrier\.try_wait\S* (\w+),)",
+        r".reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0;"
+        r" setp.eq.u32 \2, 0, 0; @first \1",
+    ),
+    "no-warp-barriers": (r"bar\.warp\.sync[^;]*;", ""),
+}
+
+
+@pytest.mark.parametrize("bug", TEXT_BUGS)
+def test_a_bug_in_the_text_is_caught_on_every_schedule(call: RecordedCall, bug: str) -> None:
+    assert call.launch.ptx is not None
+    broken, count = re.subn(*TEXT_BUGS[bug], call.launch.ptx)
+    assert count
+    for seed in range(len(POLICIES)):
+        with pytest.raises((EmulationError, AssertionError)):
+            assert_scores(call.run(seed, ptx=broken)[0], exact=True)
 
 
 def test_without_a_bug_the_same_run_passes(call: RecordedCall) -> None:

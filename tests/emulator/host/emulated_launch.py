@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emulator.errors import EmulationError, UnsupportedInstruction
+from emulator.errors import EmulationError, OutOfBounds, UnsupportedInstruction
 from emulator.machine.launch import Report, run_kernel
 from emulator.machine.memory import Region
 from emulator.machine.scheduler import Policy
@@ -106,6 +106,7 @@ class RunReport:
             lines.append(
                 f"fault on seed {self.seeds[-1]}: {type(self.fault).__name__}: {self.fault}"
             )
+            lines += getattr(self.fault, "__notes__", [])
         lines += [f"differs between schedules: {name}" for name in sorted(self.differing)]
         lines += [f"note, {count} times: {what}" for what, count in sorted(self.notes.items())]
         return "\n".join(lines)
@@ -135,6 +136,8 @@ def run(launch: Launch, seeds: Iterable[int] = range(8), *, strict: bool = False
             done = emulate_launch(launch, memory, seed, strict=strict)
         except EmulationError as error:
             report.fault = error
+            if isinstance(error, OutOfBounds) and "no region" in str(error):
+                error.add_note("Session.add_tensor declares what a kernel may touch")
             break
         report.instructions += done.total
         report.notes += done.notes

@@ -68,6 +68,8 @@ class LaunchRecorder:
     """
 
     def __init__(self, device: Device | None = None) -> None:
+        if not isinstance(device, Device | None):
+            raise TypeError(f"device must be a Device, such as Device((10, 0)), not {device!r}")
         self._folder = tempfile.TemporaryDirectory(prefix="launch-recorder-")
         folder = Path(self._folder.name)
         build(folder)
@@ -91,9 +93,16 @@ class LaunchRecorder:
 
         Raises
         ------
+        ValueError
+            The function has no name to import it by.
         RecordingError
             The call raised, or the stand-in refused or does not answer one of its driver calls.
         """
+        if "<" in call.__qualname__:
+            raise ValueError(
+                f"{call.__qualname__} cannot be recorded: another process must be able to import it"
+                " by name, so define it at the top of a module"
+            )
         return self._pool.submit(_record, call, arguments).result()
 
     def close(self) -> None:

@@ -95,6 +95,14 @@ def _count(number: cutlass.Int32) -> cutlass.Int32:
     return number + 1
 
 
+def fill_undeclared(session: Session) -> None:
+    """Write to a tensor that nobody has declared."""
+    target = torch.zeros(32, dtype=torch.int32)
+    session.add_tensor("another", torch.zeros(1))
+    argument = from_dlpack(target, assumed_align=16)
+    cute.compile(_fill, argument, _Value(1))(argument)
+
+
 def fill_after_counting(session: Session) -> None:
     """Compile a function that launches nothing beside one that does."""
     cute.compile(_count, cutlass.Int32(1))(cutlass.Int32(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulator import Device, Launch, RunReport, record, run
-from emulator.errors import MissingProxyFence
+from emulator import Device, Launch, RunReport, record, run, run_kernel
+from emulator.errors import MissingProxyFence, PtxSyntaxError
 
 from .standin import reason_unavailable
 
@@ -88,3 +89,33 @@ def test_a_kernel_is_compiled_for_the_device(
     assert f".target {target}\n" in launch.ptx
     assert "gmem" in launch.kernel
     assert (run(launch, [0]).memory["target"].view(np.int32) == 7).all()
+
+
+@pytest.mark.filterwarnings("ignore:Cache is disabled")
+def test_a_tensor_that_is_not_declared_is_said_to_be_missing(example: dict[str, Any]) -> None:
+    from .recorded_cute_kernels import fill_undeclared
+
+    (launch,) = record(fill_undeclared)
+    text = str(run(launch))
+    assert re.search(r"is in no region that the launch was given \(near it: another 0x", text)
+    assert "Session.add_tensor declares what a kernel may touch" in text
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: record(lambda session: None), "must be able to import it by name"),
+        (lambda: record(print, device=(10, 0)), r"such as Device\(\(10, 0\)\), not \(10, 0\)"),
+        (
+            lambda: run_kernel("nonsense", "k", 1, 32, b""),
+            r"line 1: a directive .* found 'nonsense'",
+        ),
+        (
+            lambda: run_kernel(".version 8.8", "k", 1, 32, b""),
+            "no kernel k in the module; it has none",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_in_words(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError, PtxSyntaxError), match=message):
+        call()

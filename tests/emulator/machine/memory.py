@@ -404,15 +404,14 @@ class AddressSpace:
         OutOfBounds
         """
         index = bisect_right(self._bases, address) - 1
-        if index < 0:
-            raise OutOfBounds(f"{self.name} address {address:#x} is below every region")
-        region = self.regions[index]
-        if address >= region.end:
-            raise OutOfBounds(
-                f"{self.name} address {address:#x} is in no region; {region.name}, the last one"
-                f" below it, ends at {region.end:#x}"
-            )
-        return region
+        if index >= 0 and address < self.regions[index].end:
+            return self.regions[index]
+        near = self.regions[max(index - 1, 0) : index + 3]
+        known = ", ".join(f"{each.name} {each.base:#x} to {each.end:#x}" for each in near)
+        raise OutOfBounds(
+            f"{self.name} address {address:#x} is in no region that the launch was given (near it:"
+            f" {known or 'none'})"
+        )
 
     def proxy_fence(self) -> None:
         """A proxy fence for every region."""

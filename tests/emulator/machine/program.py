@@ -90,11 +90,13 @@ def compile_kernel(module: Module, name: str) -> Program:
     ------
     UnsupportedInstruction
         Something in it is not implemented, whether or not a launch would reach it.
+    ValueError
+        There is no such kernel.
     """
     load_all()
     if name not in module.functions or not module.functions[name].is_entry:
         names = ", ".join(kernel.name for kernel in module.kernels())
-        raise KeyError(f"no kernel {name} in the module; it has {names}")
+        raise ValueError(f"no kernel {name} in the module; it has {names or 'none'}")
     return _Linker(module, module.functions[name]).link()
 
 

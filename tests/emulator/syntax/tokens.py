@@ -80,7 +80,8 @@ class Tokens:
 
     def expect_kind(self, kind: str) -> Token:
         if self.peek().kind != kind:
-            raise self.error(f"a {kind} is needed")
+            what = {"dotted": "a directive or a type, such as .version,", "word": "a name"}
+            raise self.error(f"{what.get(kind, kind)} is needed")
         return self.take()
 
     def error(self, what: str) -> PtxSyntaxError:
