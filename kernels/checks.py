@@ -261,6 +261,22 @@ def _check_scores(scores: torch.Tensor, rows: int) -> None:
         )
 
 
+def _require_apart(output: torch.Tensor, name: str, tensor: torch.Tensor) -> None:
+    """Refuse scores that lie over an input, which would change while it is read."""
+    ours, theirs = _extent(output), _extent(tensor)
+    if ours[0] < theirs[1] and theirs[0] < ours[1]:
+        raise InputError(f"scores must not overlap {name} in memory")
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """First address of a tensor, and the one behind its last; nothing where it has no memory."""
+    start = 0 if tensor.is_meta else tensor.data_ptr()
+    if not start or not tensor.numel():
+        return 0, 0
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
 def check_scores_call(call: CallTensors) -> ScoreProblem:
     """Validate the tensors of one call of `indexer_scores`.
 
@@ -269,8 +285,8 @@ def check_scores_call(call: CallTensors) -> ScoreProblem:
     TypeError
         An argument is not a tensor or has the wrong dtype.
     ValueError
-        A shape, stride, alignment or device is wrong, or scales are missing or superfluous. The
-        message names the argument, what was given and what is needed.
+        A shape, stride, alignment or device is wrong, scales are missing or superfluous, or scores
+        overlap an input. The message names the argument, what was given and what is needed.
     """
     call = ScoreCall(*call)
     key_format, key_scale_bytes = _check_keys(call.key_cache, call.key_scales)
@@ -283,6 +299,8 @@ def check_scores_call(call: CallTensors) -> ScoreProblem:
     for name, tensor in checked._asdict().items():
         if tensor is not None:
             require_device(name, tensor, call.scores.device, "scores")
+            if name != "scores":
+                _require_apart(call.scores, name, tensor)
     return ScoreProblem(
         **checked._asdict(),
         rows=rows,

@@ -46,8 +46,8 @@ def indexer_scores(
     requests : torch.Tensor
         Input, int32 ``[groups]``, rows of `block_table`; any value where the length is 0.
     scores : torch.Tensor
-        Output, float32 ``[rows, max_context]``; every entry at or past a row's length is left
-        untouched.
+        Output, float32 ``[rows, max_context]``, in memory of its own; every entry at or past a
+        row's length is left untouched.
     query_scales : torch.Tensor, optional
         Input, float8_e4m3fn (or its uint8 bytes) ``[rows, 8]``, with NVFP4 query rows.
     key_scales : torch.Tensor, optional

@@ -42,6 +42,8 @@ DEFAULT_SOFTMAX_SCALE = DIM**-0.5  # multiplies a score before the softmax of ma
 # rows has 0.095.
 HIGH_QUERY_ERROR = 0.25
 
+MAX_REQUESTS = 1 << 20  # of a capture or a cache; what is known of each is kept in memory
+
 INT32_MAX = 2**31 - 1  # largest length, and largest number of a page or a request
 
 

@@ -23,7 +23,7 @@ from .files.cache_file import CacheWriter, open_cache
 from .files.cache_header import CacheHeader
 from .formats.nvfp4 import COVARIANCE, NONFINITE_CHOICES, quantize_nvfp4
 from .formats.transforms import TransformChoice, fit_transforms
-from .layout import BF16, BF16_RECORD_BYTES, NVFP4, PAGE, ratio_to_bf16
+from .layout import BF16, BF16_RECORD_BYTES, DIM, NVFP4, PAGE, ratio_to_bf16
 
 # 4 MB of BF16 keys on a CPU, to stay near its caches; a GPU needs more work for each launch.
 _CPU_PAGES_PER_CHUNK = 256
@@ -58,6 +58,22 @@ class QuantizedCache:
 
     statistics: BlockStatistics
     """Lost and coarse blocks, and the relative error."""
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of the keys alone in BF16, without what fills up pages."""
+        return sum(self.keys.context_lengths) * DIM * 2
+
+    @property
+    def empty_keys(self) -> int:
+        """Keys of zeros that fill up the last pages of requests."""
+        return self.pages * PAGE - sum(self.keys.context_lengths)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the block table, which has a row for each request, as long as the longest."""
+        lengths = self.keys.context_lengths
+        return len(lengths) * -(-max(lengths, default=0) // PAGE) * 4
 
     @property
     def bf16_bytes(self) -> int:

@@ -127,8 +127,8 @@ GainOption = Annotated[
     typer.Option(
         "--gain",
         metavar="FACTOR",
-        help="Multiply keys by a power of two: none, auto (the largest that saturates no scale), "
-        "64, 2^-3.",
+        help="Multiply keys by a power of two: none, auto (the largest that saturates no scale "
+        "of any rule), 64, 2^-3.",
     ),
 ]
 CenterOption = Annotated[

@@ -18,7 +18,7 @@ from sdsa_quant.errors import DtypeError, Hint, InputError
 from sdsa_quant.files.kinds import CACHE
 from sdsa_quant.files.safetensors_reader import header_metadata
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource
-from sdsa_quant.layout import DIM
+from sdsa_quant.layout import DIM, MAX_REQUESTS
 from sdsa_quant.short_repr import short_repr
 
 from .names import (
@@ -354,6 +354,12 @@ def _read_lengths(source: TensorSource, stored: StoredTensor) -> list[int]:
         raise InputError(
             f"{stored.path}: tensor {stored.name} must be [requests] lengths or [requests + 1] "
             f"offsets, got {list(stored.shape)}"
+        )
+    if stored.shape[0] > MAX_REQUESTS + 1:
+        raise InputError(
+            f"tensor {stored.name} must be of at most {MAX_REQUESTS:,} requests, got "
+            f"{stored.shape[0]:,} numbers",
+            source=stored.path,
         )
     numbers = source.read(stored.name).tolist()
     for index, number in enumerate(numbers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +27,20 @@ class Queries:
 
     source: TensorSource
     tensor: StoredTensor
-    values: torch.Tensor  # bf16 [rows, 128]
     rows_per_group: int | None
 
     def __repr__(self) -> str:
         return short_repr(self)
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return math.prod(self.tensor.shape[:-1])
+
+    @property
+    def values(self) -> torch.Tensor:
+        """bfloat16 ``[rows, 128]``, read each time that it is asked for."""
+        return self.source.read_rows(self.tensor.name, 0, self.rows, DIM).to(torch.bfloat16)
 
 
 @checked_arguments
@@ -66,8 +76,7 @@ def read_queries(path: str | Path, name: str | None = None) -> Queries:
             f"{tensor.path}: tensor {tensor.name} must be [rows, {DIM}] or "
             f"[groups, rows_per_group, {DIM}], got {list(tensor.shape)}"
         )
-    values = source.read(tensor.name).reshape(-1, DIM).to(torch.bfloat16)
-    return Queries(source, tensor, values.clone(), stated_rows_per_group(source, tensor))
+    return Queries(source, tensor, stated_rows_per_group(source, tensor))
 
 
 def _default_queries(source: TensorSource) -> StoredTensor:

@@ -11,7 +11,7 @@ exists because the library's own needs the whole file in memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from sdsa_quant.layout import (
     DIM,
     INT32_MAX,
     KEY_ALIGNMENT_BYTES,
+    MAX_REQUESTS,
     NVFP4,
     PACKED_DIM,
     PAGE,
@@ -52,6 +53,7 @@ from .safetensors_writer import HeaderEntry, StreamedFile, write_tensor
 
 _TILE_BYTES = TILE_ROWS * SCALES_PER_KEY  # scales of two pages in the 128x4 order
 _PAGES_AT_A_TIME = 4096  # whose scales are looked at in one go
+_REQUESTS_AT_A_TIME, _ENTRIES_AT_A_TIME = 4096, 1 << 22  # of the block table
 _LARGEST_SCALE = 0x7E  # as an E4M3 byte: 448
 
 
@@ -85,8 +87,12 @@ def _stored_tensors(
 def sequential_block_table(context_lengths: Sequence[int]) -> torch.Tensor:
     """int32 ``[requests, blocks]``: pages in request order, -1 past each request's own."""
     blocks = [-(-length // PAGE) for length in context_lengths]
-    table = torch.full((len(blocks), max(blocks, default=0)), -1, dtype=torch.int32, device="cpu")
-    page = 0
+    return _table_rows(blocks, max(blocks, default=0), 0)
+
+
+def _table_rows(blocks: Sequence[int], columns: int, page: int) -> torch.Tensor:
+    """Rows of a block table, for requests of so many blocks, from a page on."""
+    table = torch.full((len(blocks), columns), -1, dtype=torch.int32, device="cpu")
     for request, count in enumerate(blocks):
         table[request, :count] = torch.arange(page, page + count, dtype=torch.int32, device="cpu")
         page += count
@@ -137,11 +143,15 @@ class CacheWriter(StreamedFile):
                     f"context lengths must be 0 to {INT32_MAX}, got {length} for request {request}"
                 )
         self.header = header
-        table = sequential_block_table(context_lengths)
-        self.pages = int(table.max()) + 1 if table.numel() else 0
-        tensors = _stored_tensors(header, self.pages, *table.shape)
+        if len(context_lengths) > MAX_REQUESTS:
+            raise InputError(
+                f"context lengths must be of at most {MAX_REQUESTS:,} requests, got "
+                f"{len(context_lengths):,}"
+            )
+        blocks = [-(-length // PAGE) for length in context_lengths]
+        columns, self.pages = max(blocks, default=0), sum(blocks)
+        tensors = _stored_tensors(header, self.pages, len(blocks), columns)
         known = {
-            "block_table": table,
             "context_lengths": torch.tensor(context_lengths, dtype=torch.int32, device="cpu"),
         }
         if key_mean is not None:
@@ -149,6 +159,21 @@ class CacheWriter(StreamedFile):
         super().__init__(
             path, tensors, header.metadata(), known, parts=self.pages, noun="pages", force=force
         )
+        try:
+            self._write_table(blocks, columns)
+        except BaseException:
+            self._file.discard()
+            raise
+
+    def _write_table(self, blocks: Sequence[int], columns: int) -> None:
+        """Write the block table a few rows at a time: it may be larger than the keys."""
+        step = max(1, _ENTRIES_AT_A_TIME // max(columns, 1))
+        page = 0
+        for first in range(0, len(blocks), step):
+            part = blocks[first : first + step]
+            offset = self._offsets["block_table"] + first * columns * 4
+            self._write_tensor(offset, _table_rows(part, columns, page))
+            page += sum(part)
 
     @checked_arguments
     def write_pages(
@@ -251,6 +276,17 @@ class CacheFile:
         """Bytes of the pages alone: keys and scales, without table and header."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
+    def page(self, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One page's keys ``[64, 64]`` or ``[64, 128]`` and, for NVFP4, its scales ``[64, 8]``."""
+        paged = self.paged_keys(tiled_scales=True)
+        scales = paged.key_scales
+        if scales is not None and scales.dim() == 1:
+            tile = scales[index // 2 * _TILE_BYTES : (index // 2 + 1) * _TILE_BYTES]
+            plane = linear_from_128x4(tile, TILE_ROWS, SCALES_PER_KEY)
+            first = index % 2 * PAGE
+            return paged.key_cache[index], plane[first : first + PAGE]
+        return paged.key_cache[index], None if scales is None else scales[index]
+
     def paged_keys(self, *, tiled_scales: bool = False) -> PagedKeys:
         """The keys on the CPU, memory-mapped and not copied.
 
@@ -312,6 +348,10 @@ def _sizes(
     name, rank = ("pages", 2) if header.layout == INTERLEAVED else ("keys", 3)
     pages = require_rank(path, shapes, name, rank, CacheFormatError)[0]
     requests, blocks = require_rank(path, shapes, "block_table", 2, CacheFormatError)
+    if requests > MAX_REQUESTS:
+        raise CacheFormatError(
+            f"must have at most {MAX_REQUESTS:,} requests, got {requests:,}", source=path
+        )
     return pages, requests, blocks
 
 
@@ -326,25 +366,24 @@ def validate_cache(cache: CacheFile) -> None:
         page of the cache, the mean key is not finite, or a scale byte is NaN or negative.
     """
     lengths = cache.context_lengths.long()
-    table = cache.block_table.long()
     for request in (lengths < 0).nonzero().flatten().tolist():
         raise CheckFailedError(
             f"{cache.path}: context_lengths[{request}] must not be negative, "
             f"got {int(lengths[request])}"
         )
     blocks = (lengths + PAGE - 1) // PAGE
-    for request in (blocks > table.shape[1]).nonzero().flatten().tolist():
+    columns = cache.block_table.shape[1]
+    for request in (blocks > columns).nonzero().flatten().tolist():
         raise CheckFailedError(
             f"{cache.path}: block_table must have {int(blocks[request])} columns for the "
-            f"{int(lengths[request])} keys of request {request}, got {table.shape[1]}"
+            f"{int(lengths[request])} keys of request {request}, got {columns}"
         )
-    table = table[:, : max(blocks.tolist(), default=0)]  # a file may claim any number of columns
-    used = torch.arange(table.shape[1], dtype=torch.int64, device="cpu") < blocks[:, None]
-    for request, block in (used & ((table < 0) | (table >= cache.pages))).nonzero().tolist():
-        raise CheckFailedError(
-            f"{cache.path}: block_table[{request}, {block}] must be a page, 0 to "
-            f"{cache.pages - 1}, got {int(table[request, block])}"
-        )
+    for first, table, used in _used_tables(cache):
+        for row, block in (used & ((table < 0) | (table >= cache.pages))).nonzero().tolist():
+            raise CheckFailedError(
+                f"{cache.path}: block_table[{first + row}, {block}] must be a page, 0 to "
+                f"{cache.pages - 1}, got {int(table[row, block])}"
+            )
     mean = cache.transform.mean
     if mean is not None and not bool(mean.isfinite().all()):
         raise CheckFailedError(f"{cache.path}: key_mean must be finite, but is not")
@@ -408,9 +447,30 @@ def count_scales(cache: CacheFile) -> ScaleCounts | None:
 
 def _used_keys(cache: CacheFile) -> torch.Tensor:
     """int64 ``[pages]``: how many keys of each page belong to a request, 0 to 64."""
-    first_keys = torch.arange(cache.block_table.shape[1], dtype=torch.int64, device="cpu") * PAGE
-    used = (cache.context_lengths.long()[:, None] - first_keys).clamp(0, PAGE)
-    in_use = used > 0
     most = torch.zeros(cache.pages, dtype=torch.int64, device="cpu")
-    # Requests may share pages, and see different numbers of a page's keys.
-    return most.scatter_reduce(0, cache.block_table.long()[in_use], used[in_use], "amax")
+    for first, table, in_use in _used_tables(cache):
+        lengths = cache.context_lengths[first : first + table.shape[0]].long()
+        first_keys = torch.arange(table.shape[1], dtype=torch.int64, device="cpu") * PAGE
+        used = (lengths[:, None] - first_keys).clamp_(0, PAGE)
+        # Requests may share pages, and see different numbers of a page's keys.
+        most.scatter_reduce_(0, table[in_use].long(), used[in_use], "amax")
+    return most
+
+
+def _used_tables(cache: CacheFile) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """A few requests at a time: the first one's number, their table, and which entries are used.
+
+    The table is cut to the columns that they use: a file may claim any number of columns.
+    """
+    blocks = (cache.context_lengths.long() + PAGE - 1) // PAGE
+    first = 0
+    while first < blocks.shape[0]:
+        step, columns = _REQUESTS_AT_A_TIME, int(blocks[first : first + _REQUESTS_AT_A_TIME].max())
+        while step > 1 and step * columns > _ENTRIES_AT_A_TIME:
+            step //= 2
+            columns = int(blocks[first : first + step].max())
+        part = slice(first, first + step)
+        table = cache.block_table[part, :columns]
+        index = torch.arange(columns, dtype=torch.int64, device="cpu")
+        yield first, table, index < blocks[part, None]
+        first += step

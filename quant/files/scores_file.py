@@ -16,7 +16,7 @@ import torch
 
 from sdsa_quant.arguments import checked_arguments
 from sdsa_quant.errors import InputError
-from sdsa_quant.layout import MAX_ROWS
+from sdsa_quant.layout import MAX_REQUESTS, MAX_ROWS
 from sdsa_quant.short_repr import short_repr
 
 from .kinds import SCORES
@@ -193,6 +193,11 @@ def _sizes(path: Path, shapes: dict[str, tuple[int, ...]]) -> ScoresShape:
     rows, max_context = require_rank(path, shapes, "scores", 2)
     (groups,) = require_rank(path, shapes, "context_lengths", 1)
     _, top_k = require_rank(path, shapes, "top_k_indices", 2)
+    if rows > MAX_REQUESTS or groups > MAX_REQUESTS:
+        raise InputError(
+            f"must have at most {MAX_REQUESTS:,} rows and groups, got {rows:,} and {groups:,}",
+            source=path,
+        )
     most = groups * MAX_ROWS
     if rows > most or (groups and (rows % groups or rows < groups)):
         raise InputError(

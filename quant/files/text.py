@@ -11,6 +11,7 @@ from sdsa_quant.errors import InputError
 from sdsa_quant.layout import INT32_MAX
 
 # Ten digits are enough for an int32; Python itself refuses to convert some thousand.
+_MAX_TEXT_BYTES = 200_000_000
 _WHOLE_NUMBER = re.compile(r"0*([0-9]{1,10})")
 
 
@@ -32,11 +33,15 @@ def read_text(path: Path) -> str:
     Raises
     ------
     InputError
-        It is not a regular file (a pipe would be waited for), cannot be read, or is not UTF-8.
+        It is not a regular file (a pipe would be waited for), is larger than any that is written
+        here, cannot be read, or is not UTF-8.
     """
     try:
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: must be a regular file, but is not")
+        size = path.stat().st_size
+        if size > _MAX_TEXT_BYTES:
+            raise InputError(f"{path}: has {size:,} bytes, more than {_MAX_TEXT_BYTES:,}")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None

@@ -148,7 +148,8 @@ def measure_with_workers(
     SdsaError
         A process ended before its work was done.
     """
-    if workers == 1 or len(units) < 2:
+    workers = min(workers, len(units))
+    if workers < 2:
         measure_units(study, units, advance)
         return
     context = multiprocessing.get_context("spawn")  # a fork would share torch's threads' locks

@@ -37,10 +37,8 @@ def inspect_page(sink: Output, path: str, page: int, key: int | None) -> None:
     if page >= cache.pages:
         wanted = f"must be 0 to {cache.pages - 1}" if cache.pages else "finds no pages"
         raise InputError(f"{path}: --page {wanted}, got {page}")
-    paged = cache.paged_keys()
-    scales, keys = None, paged.key_cache[page]
-    if paged.key_scales is not None:
-        scales = paged.key_scales[page]
+    keys, scales = cache.page(page)
+    if scales is not None:
         keys = dequantize_nvfp4(keys, scales)
     keys = keys.float()
     owner = _find_owner(cache, page)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from sdsa_quant.files.tensor_source import TensorSource
     from sdsa_quant.quantize_cache import QuantizedCache
 
+_MUCH = 0.1  # of a file, from which on a part of it is named
+_PAGE_KEYS = 64
+
 
 def cache_tables(
     tensors: TensorSource, caches: Sequence[QuantizedCache], seconds: float, lengths: str | None
@@ -46,6 +49,7 @@ def _one_cache(cache: QuantizedCache) -> list[RenderableType]:
         "pages": f"{cache.pages:,}",
         "bytes": f"{cache.cache_bytes:,}",
     }
+    fields["file"] = _file_size(cache)
     if header.is_transformed:
         fields["transform"] = header.transform_label
     if header.calibration != "none":
@@ -66,6 +70,24 @@ def _one_cache(cache: QuantizedCache) -> list[RenderableType]:
     error = _error(statistics)
     fields["relative error"] = error if error == "-" else f"{error} (L2, {measured})"
     return [heading(str(cache.path)), fields_table(fields)]
+
+
+def _file_size(cache: QuantizedCache) -> str:
+    """Bytes of the whole file beside those of the keys in BF16, and what else takes much of it."""
+    text = f"{cache.file_bytes:,} bytes"
+    if cache.key_bytes:
+        ratio = cache.key_bytes / cache.file_bytes
+        size = f"{ratio:.2f}x smaller" if ratio >= 1 else f"{1 / ratio:.2f}x LARGER"
+        text += f", {size} than the keys in BF16, {cache.key_bytes:,}"
+    parts = []
+    if cache.pages and cache.empty_keys * cache.cache_bytes > _MUCH * cache.pages * _PAGE_KEYS * (
+        cache.file_bytes
+    ):
+        padding = cache.empty_keys * cache.cache_bytes // (cache.pages * _PAGE_KEYS)
+        parts.append(f"{padding:,} of it fill up pages of {_PAGE_KEYS} keys")
+    if cache.table_bytes > _MUCH * cache.file_bytes:
+        parts.append(f"{cache.table_bytes:,} are the block table, requests x the longest one")
+    return "; ".join([text, *parts])
 
 
 def _requests(keys: CapturedKeys) -> str:

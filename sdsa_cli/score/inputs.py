@@ -90,7 +90,7 @@ def requests_of_groups(options: ScoreOptions, queries: Queries, cache_requests: 
     """
     from sdsa_quant.captures.queries import read_requests, spread_groups
 
-    groups = _count_groups(queries.values.shape[0], options.rows_per_group, queries.rows_per_group)
+    groups = _count_groups(queries.rows, options.rows_per_group, queries.rows_per_group)
     if options.requests is None:
         return spread_groups(groups, cache_requests)
     requests: Sequence[int] = parse_numbers(options.requests)

@@ -470,3 +470,25 @@ def test_the_report_fits_the_terminal(
     # The folder's path stays whole, in a line of its own where it needs one.
     assert max(len(line) for line in lines if not line.startswith("/")) <= int(columns)
     assert "\x1b" not in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        ([1] * 300, ["LARGER than the keys in BF16, 76,800", "fill up pages of 64 keys"]),
+        ([1] * 300 + [64_000], ["smaller than the keys in BF16", "are the block table"]),
+        ([640], ["smaller than the keys in BF16, 163,840"]),
+    ],
+    ids=["padding", "table", "neither"],
+)
+def test_the_size_of_the_file_is_told(
+    sdsa: Run, save_keys: SaveKeys, tmp_path: Path, lengths: list[int], words: list[str]
+) -> None:
+    path = save_keys(count=sum(lengths), lengths=lengths)
+    cache = tmp_path / "c.safetensors"
+    text = " ".join(sdsa("quantize-cache", path, "-o", cache).stdout.split())
+    assert f"file {cache.stat().st_size:,} bytes" in text
+    for each in words:
+        assert each in text
+    assert ("fill up" in text) == (len(lengths) > 1)
+    assert ("block table" in text) == (len(lengths) == 301)

@@ -311,3 +311,18 @@ def test_backend_argument_is_keyword_only(problem: Problem) -> None:
             problem.requests,
             problem.scores,
         )
+
+
+@pytest.mark.parametrize("name", ["query", "key_cache", "key_scales", "context_lengths"])
+@pytest.mark.parametrize("start", [4, 8], ids=["first", "inside"])
+def test_scores_may_not_lie_over_an_input(problem: Problem, name: str, start: int) -> None:
+    memory = torch.zeros(1 << 16)
+    scores = memory[4 : 4 + problem.scores.numel()].view(problem.scores.shape)
+    tensor = getattr(problem, name)
+    over = memory[start:].view(tensor.dtype)[: tensor.numel()].view(tensor.shape)
+    over.view(torch.uint8).copy_(tensor.view(torch.uint8))
+    call = dataclasses.replace(problem, scores=scores, **{name: over})
+    with pytest.raises(InputError, match=f"scores must not overlap {name} in memory"):
+        call.run()
+    behind = memory[30_000 : 30_000 + scores.numel()].view(scores.shape)
+    dataclasses.replace(call, scores=behind).run()

@@ -122,7 +122,7 @@ def test_refuses_rows_that_do_not_fit(
     [
         ({}, {"format": "other"}, "header field format must be sdsa-scores, got 'other'"),
         ({}, {"version": "2"}, "header field version must be 1, got '2'"),
-        ({"scores": None}, {}, "tensor scores is missing, found context_lengths, requests"),
+        ({"scores": None}, {}, "tensor scores is missing; found context_lengths, requests"),
         ({"scores": SCORES.flatten()}, {}, r"tensor scores must have 2 dimensions, got \[30\]"),
         ({"scores": SCORES.half()}, {}, r"tensor scores must be F32 \[6, 5\], got F16 \[6, 5\]"),
         ({"requests": REQUESTS[:2]}, {}, r"tensor requests must be I32 \[3\], got I32 \[2\]"),
