@@ -29,8 +29,6 @@ def split_report(report: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str,
     run = {**report, "inputs": inputs}
     results = run.pop("results")
     for result in results:
-        if "values" in result:  # what the document calls the format pair
-            result["format_pair"] = result.pop("values")
         result["shape"]["lengths"] = lengths[result["shape"]["name"]]
     return run, results
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -49,6 +50,16 @@ BackendListOption = Annotated[
         help="Of auto, cute, triton and torch.",
         autocompletion=words("auto", "cute", "triton", "torch"),
     ),
+]
+CapturedKeysArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="KEYS", help="Unquantized keys: a safetensors file, a folder of them, or an index."
+    ),
+]
+CapturedQueriesArgument = Annotated[
+    Path,
+    typer.Argument(metavar="QUERIES", help="Query rows, likewise; both may be the same files."),
 ]
 KeysOption = Annotated[
     str | None,

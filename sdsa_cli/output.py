@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
+_PROGRESS_STEPS = 1000
 _PIPE_WIDTH = 100  # columns of output that no terminal shows
 _BLANK_LINES = re.compile("\n{3,}")
 
@@ -126,6 +127,20 @@ class Output:
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(description, total=total)
             yield lambda steps: bar.advance(task, steps)
+
+    @contextmanager
+    def progress_of(self, description: str) -> Iterator[Callable[[int, int], None]]:
+        """As `progress`; yields ``show(done, total)``: how much is done, and how much there is."""
+        with self.progress(description, _PROGRESS_STEPS) as advance:
+            shown = 0
+
+            def show(done: int, total: int) -> None:
+                nonlocal shown
+                steps = _PROGRESS_STEPS * done // max(total, 1)
+                advance(steps - shown)
+                shown = steps
+
+            yield show
 
 
 def report_sink(

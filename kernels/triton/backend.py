@@ -21,8 +21,6 @@ from dataclasses import dataclass
 import torch
 
 from sdsa_kernels.device import (
-    can_find,
-    capability,
     device_index,
     multiprocessors,
     refuse_capture_before_warmup,
@@ -32,9 +30,13 @@ from sdsa_kernels.problem import TILED_SCALES_REASON, ScoreProblem
 from sdsa_kernels.switches import interpreting
 from sdsa_quant.layout import BF16, NVFP4, PAGE
 
-from .launch import COMPILE_OPTIONS, direct_launch, has_gluon, overlaps_launches
-
-_LEAST_CAPABILITY = (8, 0)
+from .launch import (
+    COMPILE_OPTIONS,
+    direct_launch,
+    has_gluon,
+    overlaps_launches,
+    reason_unsupported_on,
+)
 
 _KEY_VECTOR_BYTES = 16
 _SCALE_VECTOR_BYTES = 8
@@ -72,21 +74,9 @@ _compiled: dict[tuple[int, Formats], Callable[..., None] | None] = {}
 
 def reason_unsupported(problem: ScoreProblem) -> str | None:
     """None where this backend can serve `problem`, else why not."""
-    device = problem.device
     if problem.tiled_scales:
         return TILED_SCALES_REASON
-    if interpreting():
-        return None if device.type == "cpu" else "TRITON_INTERPRET=1 takes CPU tensors only"
-    if device.type != "cuda":
-        return f"tensors must be on a CUDA device, not on {device}"
-    if not can_find("triton"):
-        return "triton is not installed"
-    have = capability(device_index(device))
-    if have < _LEAST_CAPABILITY:
-        return (
-            f"the GPU must have compute capability 8.0 or later, {device} has {have[0]}.{have[1]}"
-        )
-    return None
+    return reason_unsupported_on(problem.device)
 
 
 def launch(problem: ScoreProblem) -> None:

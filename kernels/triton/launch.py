@@ -14,9 +14,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from sdsa_kernels.device import capability, package_version
+import torch
+
+from sdsa_kernels.device import can_find, capability, device_index, package_version
+from sdsa_kernels.switches import interpreting
 
 _GLUON_SINCE = (3, 6)
+_LEAST_CAPABILITY = (8, 0)
 _LEAST_OVERLAPPING_CAPABILITY = (9, 0)
 
 # Said at every launch, because Triton 3.9 warns where it is left to a default that will change.
@@ -31,6 +35,22 @@ def has_gluon() -> bool:
     if version is None:
         return False
     return tuple(int(part) for part in version.split(".")[:2]) >= _GLUON_SINCE
+
+
+def reason_unsupported_on(device: torch.device) -> str | None:
+    """None where Triton kernels can run on a device, else why not."""
+    if interpreting():
+        return None if device.type == "cpu" else "TRITON_INTERPRET=1 takes CPU tensors only"
+    if device.type != "cuda":
+        return f"tensors must be on a CUDA device, not on {device}"
+    if not can_find("triton"):
+        return "triton is not installed"
+    have = capability(device_index(device))
+    if have < _LEAST_CAPABILITY:
+        return (
+            f"the GPU must have compute capability 8.0 or later, {device} has {have[0]}.{have[1]}"
+        )
+    return None
 
 
 def overlaps_launches(index: int) -> bool:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import torch
 
 from sdsa_kernels.device import (
-    can_find,
-    capability,
     device_index,
     multiprocessors,
     refuse_capture_before_warmup,
@@ -19,9 +17,7 @@ from sdsa_kernels.device import (
 from sdsa_kernels.selection.problem import SelectProblem
 from sdsa_kernels.switches import interpreting
 
-from .launch import COMPILE_OPTIONS, overlaps_launches
-
-_LEAST_CAPABILITY = (8, 0)
+from .launch import COMPILE_OPTIONS, overlaps_launches, reason_unsupported_on
 
 _TILE = 4096  # scores that a program looks at in one step
 _BLOCK = 4096  # candidates in the registers of a program
@@ -39,19 +35,7 @@ _warm: set[tuple[int, bool, bool, int]] = set()
 
 def reason_unsupported(problem: SelectProblem) -> str | None:
     """None where this backend can serve `problem`, else why not."""
-    device = problem.device
-    if interpreting():
-        return None if device.type == "cpu" else "TRITON_INTERPRET=1 takes CPU tensors only"
-    if device.type != "cuda":
-        return f"tensors must be on a CUDA device, not on {device}"
-    if not can_find("triton"):
-        return "triton is not installed"
-    have = capability(device_index(device))
-    if have < _LEAST_CAPABILITY:
-        return (
-            f"the GPU must have compute capability 8.0 or later, {device} has {have[0]}.{have[1]}"
-        )
-    return None
+    return reason_unsupported_on(problem.device)
 
 
 def launch(problem: SelectProblem) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from .metrics import RowAccuracy
+from .metrics import RowAccuracy, chance_recall
 
 CHANCE_STANDARD_ERRORS = 3.0
 HIGH_RELATIVE_L2 = 0.5  # NVFP4 of normally distributed keys and query rows has 0.13
@@ -31,7 +31,7 @@ def accuracy_doubts(rows: Sequence[RowAccuracy], top_k: Sequence[int]) -> tuple[
     for index, k in enumerate(top_k):
         longer = [row for row in measured if row.length > k and not row.constant_baseline]
         recalls = [row.top_k[index].recall for row in longer]
-        if recalls and fmean(recalls) <= _chance_limit([row.length for row in longer], k):
+        if recalls and fmean(recalls) <= chance_limit([row.length for row in longer], k):
             doubts.append(f"recall@{k} of {fmean(recalls):.4f} is no better than chance: {_REASON}")
     errors = [row.relative_l2 for row in measured if row.length > 1 and row.relative_l2 is not None]
     if errors and fmean(errors) > HIGH_RELATIVE_L2:
@@ -42,12 +42,19 @@ def accuracy_doubts(rows: Sequence[RowAccuracy], top_k: Sequence[int]) -> tuple[
     return tuple(doubts)
 
 
-def _chance_limit(lengths: Sequence[int], k: int) -> float:
+def chance_limit(lengths: Sequence[float], k: int, forced: int = 0) -> float:
     """The highest mean recall that random choices of k keys could be thought to give.
 
     Their hits are hypergeometric: for n keys the recall has mean k / n and variance
-    (1 - k / n) (n - k) / (n (n - 1)).
+    (1 - k / n) (n - k) / (n (n - 1)). Of choices that are forced there are fewer to draw, and fewer
+    to draw from.
     """
-    variances = [(1 - k / n) * (n - k) / (n * (n - 1)) for n in lengths]
+    free = k - forced
+    variances = [
+        (1 - free / of) * (of - free) / (of * (of - 1)) * (free / k) ** 2
+        for of in (n - forced for n in lengths)
+        if free
+    ]
     standard_error = math.sqrt(math.fsum(variances)) / len(lengths)
-    return fmean(k / n for n in lengths) + CHANCE_STANDARD_ERRORS * standard_error
+    chance = fmean(chance_recall(k, int(n), forced) for n in lengths)
+    return chance + CHANCE_STANDARD_ERRORS * standard_error

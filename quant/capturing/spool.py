@@ -5,7 +5,6 @@ A file without a name goes with the process that holds it, so that a killed capt
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
 import os
@@ -17,6 +16,7 @@ import torch
 
 from sdsa_quant.errors import InputError
 from sdsa_quant.files.safetensors_writer import HeaderEntry, StreamedFile
+from sdsa_quant.files.tensor_memory import tensor_memory
 
 _COPIED_BYTES = 1 << 23  # at a time, from a spool to a file
 DTYPE_NAMES = {
@@ -60,9 +60,7 @@ class TensorSpool:
             )
         if not rows.shape[0]:
             return
-        contiguous = rows.contiguous()
-        size = contiguous.numel() * contiguous.element_size()
-        data = memoryview((ctypes.c_char * size).from_address(contiguous.data_ptr())).cast("B")
+        data = tensor_memory(rows.contiguous())
         offset = self.rows * self.row_bytes
         try:
             while data.nbytes:
@@ -99,8 +97,7 @@ class TensorSpool:
         return wanted
 
     def _read_into(self, rows: torch.Tensor, first: int) -> None:
-        size = rows.numel() * rows.element_size()
-        view = memoryview((ctypes.c_char * size).from_address(rows.data_ptr())).cast("B")
+        view = tensor_memory(rows)
         offset = first * self.row_bytes
         while view.nbytes:
             got = os.preadv(self._file.fileno(), [view], offset)

@@ -10,7 +10,6 @@ mapping ends the process by SIGBUS.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import mmap
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sdsa_quant.errors import InputError
 
 from .safetensors_writer import HeaderEntry
+from .tensor_memory import tensor_memory
 
 if TYPE_CHECKING:
     import torch
@@ -154,7 +154,7 @@ class TensorFile:
         dtype = self._dtype(name)
         data = torch.empty(size, dtype=torch.uint8, device="cpu")
         if size:
-            buffer = memoryview((ctypes.c_char * size).from_address(data.data_ptr())).cast("B")
+            buffer = tensor_memory(data)
             fd = self._open()
             try:
                 self._fill(fd, buffer, offset)

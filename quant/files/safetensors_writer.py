@@ -6,7 +6,6 @@ alone, and their data is written later, in any order and in parts.
 
 from __future__ import annotations
 
-import ctypes
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sdsa_quant.errors import InputError
 
 from .atomic_file import AtomicFile
+from .tensor_memory import tensor_memory
 
 if TYPE_CHECKING:
     import torch
@@ -129,8 +129,4 @@ class StreamedFile:
 def write_tensor(file: AtomicFile, offset: int, tensor: torch.Tensor) -> None:
     """Write a CPU tensor's values at `offset` bytes; errors as `AtomicFile.write_at`."""
     if tensor.numel():
-        contiguous = tensor.detach().contiguous()
-        size = contiguous.numel() * contiguous.element_size()
-        # A view of the tensor's memory that needs no numpy, which torch can do without.
-        data = (ctypes.c_char * size).from_address(contiguous.data_ptr())
-        file.write_at(offset, memoryview(data))
+        file.write_at(offset, tensor_memory(tensor.detach().contiguous()))

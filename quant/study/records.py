@@ -9,7 +9,6 @@ is never read, and what this study did not make is never replaced or removed.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import json
@@ -29,6 +28,7 @@ from sdsa_quant.errors import Hint, InputError, SdsaError
 from sdsa_quant.files.atomic_file import write_text
 from sdsa_quant.files.safetensors_reader import header_metadata, open_safetensors
 from sdsa_quant.files.safetensors_writer import HeaderEntry, StreamedFile
+from sdsa_quant.files.tensor_memory import tensor_memory
 from sdsa_quant.files.tensor_source import source_files
 from sdsa_quant.files.text import read_text
 
@@ -308,11 +308,7 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
-        contiguous = tensor.contiguous()
-        # Read where it lies: torch hands out bytes through NumPy only, which need not be here.
-        size = contiguous.numel() * contiguous.element_size()
-        if size:
-            digest.update((ctypes.c_char * size).from_address(contiguous.data_ptr()))
+        digest.update(tensor_memory(tensor.contiguous()))
     return digest.hexdigest()
 
 

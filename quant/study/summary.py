@@ -14,7 +14,7 @@ from statistics import fmean
 import torch
 
 from sdsa_quant.accuracy.blocks import BlockProfile
-from sdsa_quant.accuracy.metrics import chance_recall
+from sdsa_quant.accuracy.doubts import chance_limit
 from sdsa_quant.accuracy.summary import Accuracy, summarize_accuracy
 from sdsa_quant.layout import DIM
 
@@ -22,9 +22,6 @@ from .results import BlockCounts, BlockResult, LayerInfo, LengthBin, SettingResu
 from .settings import StudySettings
 from .unit import ERROR_BINS, UnitResult, lengths, recall_column, telling_rows, unpack_rows
 from .work import Study
-
-# Recall this many standard errors above chance, at least, is better than chance.
-CHANCE_STANDARD_ERRORS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,20 +193,13 @@ def _worst_layers(
 def _no_better_than_chance(rows: torch.Tensor, k: int, column: int, forced: int) -> bool | None:
     """Whether the mean recall is within 3 standard errors of that of random choices.
 
-    The hits of k keys drawn from n are hypergeometric: the recall has mean k / n and variance
-    (1 - k / n) (n - k) / (n (n - 1)). Rows that are not longer than k cannot miss a key and say
-    nothing. Of choices that are forced there are fewer to draw, and fewer to draw from.
+    Rows that are not longer than k cannot miss a key and say nothing.
     """
     telling = telling_rows(rows, k) & ~rows[:, column].isnan()
     if not bool(telling.any()):
         return None
-    n, recall = lengths(rows)[telling], rows[telling, column]
-    free, of = k - forced, n - forced
-    variance = (1 - free / of) * (of - free) / (of * (of - 1)) * (free / k) ** 2
-    count = n.shape[0]
-    chance = fmean(chance_recall(k, int(each), forced) for each in n.tolist())
-    standard_error = math.sqrt(math.fsum(variance.tolist())) / count
-    return fmean(recall.tolist()) <= chance + CHANCE_STANDARD_ERRORS * standard_error
+    limit = chance_limit(lengths(rows)[telling].tolist(), k, forced)
+    return fmean(rows[telling, column].tolist()) <= limit
 
 
 def _by_length(rows: torch.Tensor, top_k: Sequence[int]) -> tuple[LengthBin, ...]:

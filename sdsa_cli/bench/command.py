@@ -29,7 +29,7 @@ from .shapes import parse_shape, read_lengths_file
 
 COMMAND = "bench"
 EXAMPLES = examples(
-    "sdsa bench --shape 1,1,512 --values bf16,nvfp4 --repeats 5",
+    "sdsa bench --shape 1,1,512 --format-pair bf16,nvfp4 --repeats 5",
     "sdsa bench --shape 4,2,256 --shape 2,8,128,4096 --check --repeats 5 --json",
 )
 DEFAULT_SHAPES = ("1,1,8192", "1,1,131072", "8,1,131072", "32,1,65536", "32,8,65536")
@@ -58,7 +58,7 @@ def bench(
     format_pairs: Annotated[
         str,
         typer.Option(
-            "--values",
+            "--format-pair",
             metavar="LIST",
             help="Format pairs (query rows x keys): bf16, nvfp4, mixed (BF16 x NVFP4).",
             autocompletion=words(*FORMAT_PAIRS),
@@ -108,7 +108,7 @@ def bench(
         shapes.append(read_lengths_file(lengths_file))
     options = BenchOptions(
         shapes=tuple(shapes) or tuple(parse_shape(text) for text in DEFAULT_SHAPES),
-        values=parse_choices("--values", format_pairs, tuple(FORMAT_PAIRS)),
+        format_pairs=parse_choices("--format-pair", format_pairs, tuple(FORMAT_PAIRS)),
         backends=parse_choices("--backend", backend, BACKENDS),
         repeats=at_least_one("--repeats", repeats) or 1,
         calls_per_replay=at_least_one("--calls-per-replay", calls_per_replay) or 1,

@@ -21,7 +21,7 @@ class BenchOptions:
 
     shapes: tuple[BenchShape, ...]
     """Sizes of the calls."""
-    values: tuple[str, ...]
+    format_pairs: tuple[str, ...]
     """Formats of query rows and keys: ``bf16``, ``nvfp4``, ``mixed`` (BF16 x NVFP4)."""
     backends: tuple[str, ...]
     """Backends, as ``--backend`` names them."""
@@ -60,7 +60,7 @@ class BenchRecord(MeasurementRecord):
 
     shape: ShapeRecord
     """Sizes of the call."""
-    values: str
+    format_pair: str
     """Formats of query rows and keys: ``bf16``, ``nvfp4`` or ``mixed`` (BF16 x NVFP4)."""
     backend: str
     """Backend that was timed, ``auto`` resolved."""
@@ -80,7 +80,7 @@ class BenchRecord(MeasurementRecord):
 class BenchDocument:
     """Times of scoring calls on random keys."""
 
-    schema: Literal["sdsa.bench/1"] = "sdsa.bench/1"
+    schema: Literal["sdsa.bench/2"] = "sdsa.bench/2"
     """Name and version of this document."""
     command: Literal["bench"] = "bench"
     """The command that wrote it."""
@@ -99,7 +99,7 @@ def bench_document(options: BenchOptions, results: Sequence[BenchResult]) -> Ben
         results=[
             BenchRecord(
                 shape=result.shape.record(),
-                values=result.format_pair,
+                format_pair=result.format_pair,
                 backend=result.backend,
                 checked=result.checked,
                 flashinfer_us=_time(result.flashinfer),

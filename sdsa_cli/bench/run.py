@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 def run_bench(options: BenchOptions, sink: Output) -> list[BenchResult]:
     """Measure every shape with all format pairs and backends."""
-    total = len(options.shapes) * len(options.values) * len(options.backends)
+    total = len(options.shapes) * len(options.format_pairs) * len(options.backends)
     results = []
     with sink.progress("measuring", total) as advance:
         for shape in options.shapes:
-            for format_pair in options.values:
+            for format_pair in options.format_pairs:
                 results += _measure_shape(options, shape, format_pair)
                 advance(len(options.backends))
     return results

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from sdsa_cli.options import (
+    CapturedKeysArgument,
+    CapturedQueriesArgument,
     ForceFlag,
     JsonFlag,
     KeysOption,
@@ -30,17 +32,8 @@ EXAMPLES = examples(
 
 
 def calibrate(
-    keys: Annotated[
-        str,
-        typer.Argument(
-            metavar="KEYS",
-            help="Unquantized keys: a safetensors file, a folder of them, or an index.",
-        ),
-    ],
-    queries: Annotated[
-        str,
-        typer.Argument(metavar="QUERIES", help="Query rows, likewise; both may be the same files."),
-    ],
+    keys: CapturedKeysArgument,
+    queries: CapturedQueriesArgument,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="STATS", help="The calibration file.")
     ],

@@ -114,15 +114,7 @@ def capture(
 
     from sdsa_quant.capturing.model import capture_model
 
-    with sink.progress("capturing", 1000) as advance:
-        shown = 0
-
-        def progress(done: int, total: int) -> None:
-            nonlocal shown
-            steps = 1000 * done // max(total, 1)
-            advance(steps - shown)
-            shown = steps
-
+    with sink.progress_of("capturing") as progress:
         written = capture_model(
             model,
             files,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -132,26 +131,13 @@ def quantize_cache(
     inputs = [plan.source.path, *([] if calibration is None else [Path(calibration)])]
     sink = report_sink(json, report, outputs=plan.paths, inputs=inputs, force=force)
     device = choose_device(device)
-    with sink.progress("quantizing", plan.total_keys) as advance:
-        progress = _in_steps(advance)
+    with sink.progress_of("quantizing") as progress:
         built = plan.build(device=device, progress=progress, quantize=_quantizer(device))
     caches, seconds = built.caches, built.seconds
     document = quantize_cache_document(source, device, nonfinite, caches, seconds)
     sink.publish(document, *cache_tables(plan.source, caches, seconds, lengths_name))
     if note := loss_note(caches, nonfinite):
         sink.note(note)
-
-
-def _in_steps(advance: Callable[[int], None]) -> Callable[[int, int], None]:
-    """A callback for how much is done, of one for how much more is done."""
-    shown = 0
-
-    def show(done: int, total: int) -> None:
-        nonlocal shown
-        advance(done - shown)
-        shown = done
-
-    return show
 
 
 def _quantizer(device: str) -> Quantizer:

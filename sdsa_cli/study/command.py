@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,8 @@ import typer
 from sdsa_cli.completion import tensors_of_queries, words
 from sdsa_cli.options import (
     DEFAULT_TOP_K_TEXT,
+    CapturedKeysArgument,
+    CapturedQueriesArgument,
     CenterListOption,
     DeviceOption,
     ForceFlag,
@@ -55,21 +56,11 @@ EXAMPLES = examples(
     "sdsa study capture/ capture/ -o checked --no-plots --fail-below recall@2048.p1=0.95",
     "torchrun --nproc-per-node 8 -m sdsa_cli study capture/ capture/ -o layers",
 )
-_PROGRESS_STEPS = 1000
 
 
 def study(
-    keys: Annotated[
-        Path,
-        typer.Argument(
-            metavar="KEYS",
-            help="Unquantized keys: a safetensors file, a folder of them, or an index.",
-        ),
-    ],
-    queries: Annotated[
-        Path,
-        typer.Argument(metavar="QUERIES", help="Query rows, likewise; both may be the same files."),
-    ],
+    keys: CapturedKeysArgument,
+    queries: CapturedQueriesArgument,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the report goes.")
     ],
@@ -219,7 +210,7 @@ def study(
     sink = Output(as_json=json)
     draws = choose_plots(plots, sink.note)
     _check_outputs(output, (keys, queries), force=force)
-    with folders_made([output / HTML_NAME]), _progress(sink) as progress:
+    with folders_made([output / HTML_NAME]), sink.progress_of("measuring") as progress:
         report = run(
             keys,
             queries,
@@ -256,21 +247,6 @@ def study(
     sink.publish(report, *study_tables(report), "", f"Report: {output / HTML_NAME}")
     check_validity(report)
     check_limits(report, limits)
-
-
-@contextmanager
-def _progress(sink: Output) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar as `run` reports to it."""
-    with sink.progress("measuring", _PROGRESS_STEPS) as advance:
-        shown = 0
-
-        def show(done: int, total: int) -> None:
-            nonlocal shown
-            steps = _PROGRESS_STEPS * done // max(total, 1)
-            advance(steps - shown)
-            shown = steps
-
-        yield show
 
 
 def _check_outputs(folder: Path, inputs: Sequence[Path], *, force: bool) -> None:

@@ -40,11 +40,11 @@ def test_document(sdsa: Run) -> None:
     document = outcome.document
     assert document["command"] == "bench"
     results = document["results"]
-    assert [(r["shape"]["name"], r["values"]) for r in results] == [
+    assert [(r["shape"]["name"], r["format_pair"]) for r in results] == [
         (name, values) for name in ("(3,2,100,300)", "(1,8,64)") for values in FORMAT_PAIRS
     ]
     first = results[1]
-    assert first["values"] == "nvfp4"
+    assert first["format_pair"] == "nvfp4"
     assert first["backend"] == "torch"
     assert first["replay"] == "eager"
     assert first["checked"] is True
@@ -70,7 +70,7 @@ def test_without_options_it_measures_the_default_shapes(
 
 
 def test_options_of_graphs_are_remarked_on_without_a_gpu(sdsa: Run) -> None:
-    outcome = sdsa("bench", "--shape", "1,1,64", "--values", "bf16", "--hot", *QUICK)
+    outcome = sdsa("bench", "--shape", "1,1,64", "--format-pair", "bf16", "--hot", *QUICK)
     assert outcome.exit_code == 0
     assert "on a CPU they do nothing" in outcome.stderr
 
@@ -79,7 +79,16 @@ def test_table_and_file(sdsa: Run, tmp_path: Path) -> None:
     report = tmp_path / "bench.json"
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("100\n\n0\n70\n")
-    words = ("bench", "--lengths-file", lengths, "--values", "nvfp4", *QUICK, "--report", report)
+    words = (
+        "bench",
+        "--lengths-file",
+        lengths,
+        "--format-pair",
+        "nvfp4",
+        *QUICK,
+        "--report",
+        report,
+    )
     outcome = sdsa(*words)
     outcome.is_clean()
     assert "lengths.txt" in outcome.stdout
@@ -97,7 +106,7 @@ def test_table_and_file(sdsa: Run, tmp_path: Path) -> None:
         (("--shape", "1,9,64"), ("--shape must have 1 to 8 rows", "1,9,64")),
         (("--shape", "0,1,64"), ("--shape must be", "from 1")),
         (("--shape", "1,1,64,63"), ("MAX_CONTEXT of at least its LENGTH",)),
-        (("--values", "bf16,fp8"), ("--values must be of bf16, nvfp4, mixed", "fp8")),
+        (("--format-pair", "bf16,fp8"), ("--format-pair must be of bf16, nvfp4, mixed", "fp8")),
         (("--backend", "cuda"), ("--backend must be of auto, cute, triton, torch", "cuda")),
         (("--repeats", "0"), ("--repeats must be at least 1, got 0",)),
         (("--repeats", "1" + "0" * 21), ("--repeats must be at most 2147483647",)),

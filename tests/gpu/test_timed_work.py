@@ -20,7 +20,16 @@ from support.command_line import parse_document
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timing, pytest.mark.xdist_group("timing")]
 
-BENCH = ("bench", "--shape", "8,1,8192", "--values", "nvfp4", "--repeats", "20", "--no-compare")
+BENCH = (
+    "bench",
+    "--shape",
+    "8,1,8192",
+    "--format-pair",
+    "nvfp4",
+    "--repeats",
+    "20",
+    "--no-compare",
+)
 capture = timing.capture
 
 

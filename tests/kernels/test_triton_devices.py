@@ -12,6 +12,7 @@ import torch
 from sdsa_kernels.problem import WriteProblem
 from sdsa_kernels.triton import backend as triton_scores
 from sdsa_kernels.triton import launch as triton_launch
+from sdsa_kernels.triton import select as triton_select
 from sdsa_kernels.triton import write as triton_write
 
 CAPABILITIES = {0: (7, 5), 1: (8, 0), 2: (9, 0), 3: (10, 0)}
@@ -20,21 +21,21 @@ CAPABILITIES = {0: (7, 5), 1: (8, 0), 2: (9, 0), 3: (10, 0)}
 @pytest.fixture(autouse=True)
 def devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device 0, the current one, is a T4; the others are an A100, an H100 and a B200."""
-    for module in (triton_launch, triton_scores):
-        monkeypatch.setattr(module, "capability", CAPABILITIES.__getitem__)
-    monkeypatch.setattr(triton_scores, "can_find", lambda module: True)
-    monkeypatch.setattr(triton_scores, "interpreting", lambda: False)
+    monkeypatch.setattr(triton_launch, "capability", CAPABILITIES.__getitem__)
+    monkeypatch.setattr(triton_launch, "can_find", lambda module: True)
+    monkeypatch.setattr(triton_launch, "interpreting", lambda: False)
 
 
 @pytest.mark.parametrize("index", CAPABILITIES)
 def test_support_is_that_of_the_calls_device(index: int) -> None:
     problem = SimpleNamespace(device=torch.device("cuda", index), tiled_scales=False)
-    reason = triton_scores.reason_unsupported(problem)
-    if index:
-        assert reason is None
-    else:
-        assert reason is not None
-        assert "8.0 or later, cuda:0 has 7.5" in reason
+    for asked in (triton_scores, triton_select):
+        reason = asked.reason_unsupported(problem)
+        if index:
+            assert reason is None
+        else:
+            assert reason is not None
+            assert "8.0 or later, cuda:0 has 7.5" in reason
 
 
 @pytest.mark.parametrize(("index", "overlaps"), [(1, False), (2, True), (3, True)])

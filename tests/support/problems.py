@@ -9,15 +9,15 @@ import torch
 
 from sdsa_kernels import indexer_scores
 from sdsa_kernels.problem import ScoreCall
+from sdsa_kernels.testing.compare import UNTOUCHED
 from sdsa_kernels.testing.reference import reference_decode, reference_scores
 from sdsa_quant.formats.nvfp4 import quantize_nvfp4
-from sdsa_quant.layout import BLOCK, DIM, PACKED_DIM, PAGE, SCALES_PER_KEY
+from sdsa_quant.layout import BLOCK, DIM, FORMAT_PAIRS, PACKED_DIM, PAGE, SCALES_PER_KEY
 from sdsa_quant.paging import page_views, record_bytes
 
-UNTOUCHED = 12345.0  # what scores hold before a call
 GARBAGE_ENTRIES = (-1, 0x7FFFFFFF, -(2**31))  # for table entries past a length
 GUARDS = 3  # entries between two rows of scores
-KINDS = ("bf16", "nvfp4", "mixed")  # query x key formats; mixed is BF16 rows against NVFP4 keys
+KINDS = tuple(FORMAT_PAIRS)  # query x key formats; mixed is BF16 rows against NVFP4 keys
 
 
 @dataclass(frozen=True)
