@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .report import StudyReport as StudyReport
+    from .verdict import Goal as Goal
     from .whole_study import run as run
 
-_MODULES = {"StudyReport": "report", "run": "whole_study"}
+_MODULES = {"Goal": "verdict", "StudyReport": "report", "run": "whole_study"}
 
-__all__ = ["StudyReport", "run"]
+__all__ = ["Goal", "StudyReport", "run"]
 
 
 def __getattr__(name: str) -> Any:

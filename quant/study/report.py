@@ -7,7 +7,7 @@ file. Nothing here needs torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from sdsa_quant.layout import DIM
 
 from .inputs import StudyInputs
 from .results import BlockResult, LayerInfo, SettingResult, Suggestions
+from .verdict import Goal, Verdict, judge
 
 REPORT_NAME = "report.json"
 
@@ -133,6 +134,9 @@ class StudyReport:
     suggestions: Suggestions
     """What to take at each size of a key."""
 
+    verdict: Verdict
+    """What to deploy."""
+
     results: tuple[SettingResult, ...]
     """Every setting over all layers, then for each layer."""
 
@@ -173,6 +177,18 @@ class StudyReport:
         if path.is_dir():
             path = path / REPORT_NAME
         return cls.from_json(read_json(path), source=path)
+
+    def judged(self, goal: Goal | None) -> StudyReport:
+        """The same report with the verdict for another goal.
+
+        Raises
+        ------
+        InputError
+            The goal's k is not among those studied.
+        """
+        names = [layer.name for layer in self.layers]
+        verdict = judge(names, self.results, self.settings.top_k, self.suggestions, goal)
+        return replace(self, verdict=verdict)
 
     @property
     def formats(self) -> list[str]:

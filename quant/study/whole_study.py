@@ -37,6 +37,7 @@ from .settings import StudySettings, transform_choices
 from .suggestion import suggest
 from .summary import summarize_study
 from .unit import ERROR_STEPS
+from .verdict import Goal, judge
 from .work import Study, open_study, share_units
 
 WORK_FOLDER = "work"
@@ -70,6 +71,7 @@ def run(
     center: Sequence[str] = (NONE,),
     top_k: Sequence[int] | None = None,
     softmax_scale: float = DEFAULT_SOFTMAX_SCALE,
+    goal: Goal | None = None,
     device: torch.device | str = "cpu",
     workers: int | None = 1,
     force: bool = False,
@@ -140,6 +142,8 @@ def run(
         and 2048. Left out with `select`.
     softmax_scale : float
         What a score is multiplied by before the softmax of mass@k.
+    goal : Goal, optional
+        What every layer must reach, for the verdict and a choice for each layer.
     device : torch.device or str
         ``cpu``, ``cuda`` or ``cuda:N``; under ``torchrun``, ``cuda`` is the rank's own device.
     workers : int or None
@@ -194,6 +198,11 @@ def run(
         top_k=selection.top_k,
         softmax_scale=softmax_scale,
     )
+    if goal is not None and goal.k not in settings.top_k:
+        raise InputError(
+            f"must be of a k that is studied, {', '.join(map(str, settings.top_k))}, got {goal.k}",
+            argument="goal",
+        )
     if workers is not None and workers < 1:
         raise InputError(f"must be at least 1, got {workers}", argument="workers")
     device = _device_of_rank(str(device))
@@ -217,7 +226,8 @@ def run(
             if ranks.is_first:
                 seconds = time.monotonic() - started
                 timing = StudyTiming(seconds, ranks.count, ranks.joined_by, processes)
-                write_text(path, json_text(_report(study, timing)) + "\n", force=True)
+                report = _report(study, timing, goal)
+                write_text(path, json_text(report) + "\n", force=True)
                 if finish is not None:
                     finish(StudyReport.read(path))
                 study.folder.remove()
@@ -262,9 +272,14 @@ def _measure(study: Study, ranks: Ranks, workers: int, progress: Progress | None
         raise
 
 
-def _report(study: Study, timing: StudyTiming) -> StudyReport:
+def _report(study: Study, timing: StudyTiming, goal: Goal | None) -> StudyReport:
     """The report of a study whose units are all measured."""
     summary = summarize_study(study)
+    names = [layer.name for layer in summary.layers]
+    results = tuple(
+        result for results in (summary.overall, *summary.by_layer) for result in results
+    )
+    suggestions = suggest(summary)
     return StudyReport(
         schema="sdsa.study/4",
         command="study",
@@ -274,10 +289,9 @@ def _report(study: Study, timing: StudyTiming) -> StudyReport:
         layers=summary.layers,
         rows_invalid=summary.rows_invalid,
         rows_constant=summary.overall[0].accuracy.rows_constant,
-        suggestions=suggest(summary),
-        results=tuple(
-            result for results in (summary.overall, *summary.by_layer) for result in results
-        ),
+        suggestions=suggestions,
+        verdict=judge(names, results, study.settings.top_k, suggestions, goal),
+        results=results,
         blocks=summary.blocks,
         environment=describe_environment(),
         timing=timing,

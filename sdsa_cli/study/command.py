@@ -39,9 +39,20 @@ from sdsa_quant.files.outputs import check_outputs, folders_made, refuse_inputs
 from sdsa_quant.study.inputs import DEFAULT_FORMATS, FORMAT_NAMES
 
 from .limits import check_limits, check_validity, parse_limits
+from .markdown import study_markdown
 from .pages import CSV_NAME, HTML_NAME, refuse_foreign_pages, write_pages
 from .plots import choose_plots
 from .tables import study_tables
+from .verdict import (
+    DEFAULT_BATCH,
+    DEFAULT_CONTEXT,
+    BatchOption,
+    ContextOption,
+    GoalOption,
+    MarkdownFlag,
+    Serving,
+    parse_goal,
+)
 
 COMMAND = "study"
 EXAMPLES = examples(
@@ -53,6 +64,8 @@ EXAMPLES = examples(
     "--formats nvfp4,nvfp4-covariance --rotate hadamard",
     "sdsa study keys.safetensors queries.safetensors -o blocks --lengths lengths "
     "--select blocks:128:16 --local-blocks 1",
+    "sdsa study capture/ capture/ -o chosen --rotate none,hadamard --center none,channel "
+    "--goal recall@2048=0.98",
     "sdsa study capture/ capture/ -o checked --no-plots --fail-below recall@2048.p1=0.95",
     "torchrun --nproc-per-node 8 -m sdsa_cli study capture/ capture/ -o layers",
 )
@@ -173,6 +186,9 @@ def study(
             "recall@2048.p1=0.95; repeatable.",
         ),
     ] = None,
+    goal: GoalOption = None,
+    batch: BatchOption = DEFAULT_BATCH,
+    context: ContextOption = DEFAULT_CONTEXT,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -190,6 +206,7 @@ def study(
             help="Draw pictures, with matplotlib; default: where it is installed.",
         ),
     ] = None,
+    markdown: MarkdownFlag = False,
     json: JsonFlag = False,
     force: ForceFlag = False,
 ) -> None:
@@ -207,6 +224,8 @@ def study(
     top_k_numbers = None if top_k is None else parse_top_k(top_k)
     chosen = chosen_selection(queries, select, top_k_numbers, local_blocks)
     limits = parse_limits(fail_below or (), chosen.top_k)
+    wanted = None if goal is None else parse_goal(goal, chosen.top_k)
+    serving = Serving.checked(batch, context)
     sink = Output(as_json=json)
     draws = choose_plots(plots, sink.note)
     _check_outputs(output, (keys, queries), force=force)
@@ -234,17 +253,24 @@ def study(
             center=listed(center),
             top_k=top_k_numbers,
             softmax_scale=choose_softmax_scale(softmax_scale),
+            goal=wanted,
             device=choose_device(device),
             workers=at_least_one("--workers", workers),
             force=force,
             progress=progress,
             notify=lambda line: sink.note(f"note: {line}"),
-            finish=lambda report: write_pages(output, report, with_plots=draws, force=force),
+            finish=lambda report: write_pages(
+                output, report, serving=serving, with_plots=draws, force=force
+            ),
         )
     place = place_of_environment()
     if place is not None and place.rank:
         return  # another process of torchrun writes and prints
-    sink.publish(report, *study_tables(report), "", f"Report: {output / HTML_NAME}")
+    if markdown and not json:
+        sink.result(study_markdown(report, serving))
+    else:
+        parts = study_tables(report, serving)
+        sink.publish(report, *parts, "", f"Report: {output / HTML_NAME}")
     check_validity(report)
     check_limits(report, limits)
 

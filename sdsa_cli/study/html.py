@@ -20,8 +20,10 @@ from .tables import (
     summary_fields,
     tie_lines,
     transform_lines,
+    verdict_lines,
     worst_row_lines,
 )
+from .verdict import Serving, choices_table
 
 if TYPE_CHECKING:
     from sdsa_quant.study.report import StudyReport
@@ -50,11 +52,12 @@ th { border-bottom: 2px solid #888; }
 figure { margin: 1.5em 0; } figcaption { color: #555; font-size: 13px; max-width: 60em; }
 img { max-width: 100%; height: auto; }
 div.wide { overflow-x: auto; }
+p.verdict { font-size: 17px; font-weight: bold; }
 p.flag { color: #b00020; font-weight: bold; }
 """
 
 
-def study_html(report: StudyReport, plots: Mapping[str, bytes]) -> str:
+def study_html(report: StudyReport, plots: Mapping[str, bytes], serving: Serving) -> str:
     """The page's text.
 
     Parameters
@@ -63,9 +66,16 @@ def study_html(report: StudyReport, plots: Mapping[str, bytes]) -> str:
         The study.
     plots : mapping of str to bytes
         PNG pictures by name, from `study_plots`; may be empty.
+    serving : Serving
+        For what saved bytes are counted.
     """
+    answer, *others = verdict_lines(report, serving)
+    choices = choices_table(report)
     body = [
         "<h1>Accuracy study of quantized indexer keys</h1>",
+        f'<p class="verdict">{escape(answer)}</p>',
+        *(f"<p>{escape(line)}</p>" for line in others),
+        *([] if choices is None else [choices.html()]),
         _fields(summary_fields(report)),
         "<h2>What to take</h2>",
         *(f"<p>{escape(line)}</p>" for line in suggestion_lines(report)),

@@ -14,6 +14,7 @@ from sdsa_quant.errors import Hint, InputError
 
 from .html import study_html
 from .plots import PLOTS, PNG_TITLE, study_plots
+from .verdict import Serving
 
 if TYPE_CHECKING:
     from sdsa_quant.study.report import StudyReport
@@ -39,7 +40,7 @@ _MARKED_BYTES = 1024
 
 
 def write_pages(
-    folder: Path, report: StudyReport, *, with_plots: bool, force: bool = False
+    folder: Path, report: StudyReport, *, serving: Serving, with_plots: bool, force: bool = False
 ) -> Sequence[Path]:
     """Write ``report.csv``, ``report.html`` and a PNG for each picture; returns their paths.
 
@@ -58,7 +59,7 @@ def write_pages(
     plots = study_plots(report) if with_plots else {}
     written = [folder / CSV_NAME, folder / HTML_NAME]
     write_text(folder / CSV_NAME, study_csv(report), force=True)
-    write_text(folder / HTML_NAME, study_html(report, plots), force=True)
+    write_text(folder / HTML_NAME, study_html(report, plots, serving), force=True)
     for name in PLOTS:
         path = folder / f"{name}.png"
         if name in plots:

@@ -11,12 +11,25 @@ from sdsa_cli.options import ForceFlag, examples
 from sdsa_cli.output import Output
 from sdsa_quant.errors import InputError
 
+from .markdown import study_markdown
 from .pages import write_pages
 from .plots import choose_plots
 from .tables import study_tables
+from .verdict import (
+    DEFAULT_BATCH,
+    DEFAULT_CONTEXT,
+    BatchOption,
+    ContextOption,
+    GoalOption,
+    MarkdownFlag,
+    Serving,
+    parse_goal,
+)
 
 COMMAND = "report"
-EXAMPLES = examples("sdsa report report/", "sdsa report report/ --no-plots")
+EXAMPLES = examples(
+    "sdsa report report/ --goal recall@256=0.95 --markdown", "sdsa report report/ --no-plots"
+)
 
 
 def report(
@@ -28,6 +41,10 @@ def report(
             help="Draw pictures, with matplotlib; default: where it is installed.",
         ),
     ] = None,
+    goal: GoalOption = None,
+    batch: BatchOption = DEFAULT_BATCH,
+    context: ContextOption = DEFAULT_CONTEXT,
+    markdown: MarkdownFlag = False,
     force: ForceFlag = False,
 ) -> None:
     """Make a study's table, pictures and page again from its report.json, and print its tables."""
@@ -42,7 +59,14 @@ def report(
             )
         folder = folder.parent
     study_report = StudyReport.read(folder)
+    if goal is not None:
+        study_report = study_report.judged(parse_goal(goal, study_report.settings.top_k))
+    serving = Serving.checked(batch, context)
     sink = Output()
     draws = choose_plots(plots, sink.note)
-    written = write_pages(folder, study_report, with_plots=draws, force=force)
-    sink.result(*study_tables(study_report), "", "Written: " + ", ".join(map(str, written)))
+    written = write_pages(folder, study_report, serving=serving, with_plots=draws, force=force)
+    if markdown:
+        sink.result(study_markdown(study_report, serving))
+        return
+    parts = study_tables(study_report, serving)
+    sink.result(*parts, "", "Written: " + ", ".join(map(str, written)))

@@ -12,6 +12,8 @@ from sdsa_cli.text import counted, error_size, percent, similarity, ties_decide
 from sdsa_quant.layout import HIGH_QUERY_ERROR, PACKED_DIM, SCALES_PER_KEY
 from sdsa_quant.study.inputs import BLOCK_MAX, ROWS
 
+from .verdict import Serving, choices_table, command_lines, savings_lines, verdict_line
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -24,9 +26,18 @@ _MANY_BLOCKS = 0.1  # of all, from which their loss is said in words
 _LAYERS_SHOWN = 3  # at each end of the table of layers
 
 
-def study_tables(report: StudyReport) -> list[RenderableType]:
+def verdict_lines(report: StudyReport, serving: Serving) -> list[str]:
+    """The answer, the command that deploys it, and what the choice by layer saves."""
+    return [verdict_line(report), *command_lines(report), *savings_lines(report, serving)]
+
+
+def study_tables(report: StudyReport, serving: Serving) -> list[RenderableType]:
     """Tables and lines in the order to print them."""
-    parts: list[RenderableType] = [fields_table(summary_fields(report)), "", recall_table(report)]
+    choices = choices_table(report)
+    parts: list[RenderableType] = [*verdict_lines(report, serving), ""]
+    if choices is not None:
+        parts += [choices, ""]
+    parts += [fields_table(summary_fields(report)), "", recall_table(report)]
     parts += [
         *worst_row_lines(report),
         *range_lines(report),
