@@ -115,6 +115,7 @@ def calls(folder: Path) -> dict[str, Call]:
         "relu_sum_scores": (sdsa_quant.relu_sum_scores, heads),
         "block_max_scores": (sdsa_quant.block_max_scores, {**heads, **blocks}),
         "select_blocks": (sdsa_quant.select_blocks, {"scores": ROWS, "k": 2, **blocks}),
+        "mean_pooled_keys": (sdsa_quant.mean_pooled_keys, {"keys": ROWS[:, 0], "pool": 2}),
         "top_k_indices": (sdsa_quant.top_k_indices, {"scores": KEYS, "k": 2}),
         "row_accuracy": (sdsa_quant.row_accuracy, {**row, "top_k": [2], "softmax_scale": 1.0}),
         "summarize_accuracy": (sdsa_quant.summarize_accuracy, {"rows": [], "top_k": [2]}),
@@ -207,7 +208,7 @@ def test_one_name_stands_for_a_list_of_one(name: str) -> None:
         ("softmax_scale", 0, "softmax_scale must be positive and finite, got 0.0"),
         ("workers", 0, "workers must be at least 1, got 0"),
         ("device", "banana", "device must be cpu, cuda or cuda:N, got 'banana'"),
-        ("score", "best", "score must be one of rows, relu-sum, got 'best'"),
+        ("score", "best", "score must be one of rows, relu-sum, block-max, got 'best'"),
     ],
 )
 def test_values_of_the_right_type_out_of_range(
