@@ -35,6 +35,7 @@ from .quantize_cache import command as quantize_cache
 from .score import command as score
 from .study import command as study
 from .study import compare, report
+from .verify import command as verify
 
 DEBUG_FLAG = "--debug"
 # What a failed write to stdout gives. Every other file's errors have its name.
@@ -169,6 +170,7 @@ _add_command(quantize_cache.COMMAND, quantize_cache.quantize_cache, quantize_cac
 _add_command(calibrate.COMMAND, calibrate.calibrate, calibrate.EXAMPLES)
 _add_command(capture.COMMAND, capture.capture, capture.EXAMPLES)
 _add_command(convert.COMMAND, convert.convert, convert.EXAMPLES)
+_add_command(verify.COMMAND, verify.verify, verify.EXAMPLES)
 _add_command(score.COMMAND, score.score, score.EXAMPLES)
 _add_command(inspect.COMMAND, inspect.inspect, inspect.EXAMPLES)
 _add_command(study.COMMAND, study.study, study.EXAMPLES)

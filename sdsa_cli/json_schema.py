@@ -11,6 +11,7 @@ DOCUMENTS = {
     "calibrate": "sdsa_cli.calibrate.document:CalibrateDocument",
     "capture": "sdsa_cli.capture.document:CaptureDocument",
     "convert": "sdsa_cli.convert.document:ConvertDocument",
+    "verify": "sdsa_cli.verify.document:VerifyDocument",
     "score": "sdsa_cli.score.document:ScoreDocument",
     "inspect-tensors": "sdsa_cli.inspect.documents:TensorsDocument",
     "inspect-cache": "sdsa_cli.inspect.documents:CacheDocument",

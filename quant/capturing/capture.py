@@ -115,6 +115,9 @@ def sdsa_capture(
         capture.metadata.setdefault("class", type(model).__name__)
         capture.metadata.setdefault("indexer", ", ".join(sorted(kinds)))
         yield capture
+        for path, indexer in indexers.items():
+            layer = layers[names[path]]
+            layer.facts, layer.fields = indexer.facts()
 
 
 @contextlib.contextmanager

@@ -8,9 +8,10 @@ what follows takes the weights of the heads.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ class IndexerCall:
     selected: torch.Tensor
     """int64 ``[batch, rows, k]``, or ``[batch, rows, heads, k]``: indices of keys or blocks in any
     order, what is no choice being -1 or beyond what a row sees."""
+    norms: torch.Tensor | None = None
+    """float32 ``[batch, rows, 2]``: mean and deviation of each new key before its layer norm."""
 
 
 Arguments = Mapping[str, Any]
@@ -68,6 +71,36 @@ class Indexer:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module: Any = module
         self._signature = inspect.signature(module.forward)
+        self._frequencies: torch.Tensor | None = None  # of RoPE, from the angles at position 1
+        self._norms: torch.Tensor | None = None
+
+    def facts(self) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """What tells an engine's mistakes: tensors and header fields, as far as they are known.
+
+        ``rope`` are RoPE's frequencies in radians a position, and the field says which values are
+        turned together. ``norm`` are the weight and the bias of the keys' layer norm.
+        """
+        tensors, fields = {}, {}
+        if self._frequencies is not None:
+            style, at_end = _ROPE[type(self.module).__name__]
+            turned = 2 * self._frequencies.numel()
+            tensors["rope"] = self._frequencies
+            fields["rope"] = f"{style}:{DIM - turned if at_end else 0}"
+        norm = getattr(self.module, "k_norm", None)
+        if self._norms is not None and norm is not None:
+            tensors["norm"] = torch.cat([norm.weight, norm.bias]).detach().float().cpu()
+        return tensors, fields
+
+    def _note_rope(self, arguments: Arguments, first: int) -> None:
+        """Take RoPE's frequencies from the angles of the second position of a text."""
+        given, kind = arguments.get("position_embeddings"), type(self.module).__name__
+        at = 1 - first
+        if self._frequencies is not None or given is None or kind not in _ROPE:
+            return
+        cos, sin = (each[0, :, :DIM].detach().float().cpu() for each in given)
+        if 0 <= at < cos.shape[0] and getattr(self.module, "use_rope", True):
+            half = cos.shape[-1] // 2
+            self._frequencies = torch.atan2(sin[at, :half], cos[at, :half])
 
     def rule(self) -> SelectionRule:
         """How it selects."""
@@ -88,10 +121,14 @@ class Indexer:
         """
         arguments = self._signature.bind(*args, **kwargs).arguments
         self._begin(arguments)
-        with _Products(self._see):
+        with self._watched_norm(), _Products(self._see):
             output = forward(*args, **kwargs)
         try:
-            return output, self._call(arguments, output)
+            call = self._call(arguments, output)
+            self._note_rope(arguments, call.first)
+            if self._norms is not None and type(self) is Indexer:
+                call = replace(call, norms=self._norms)
+            return output, call
         except InputError:
             raise
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -99,6 +136,25 @@ class Indexer:
                 f"{type(self.module).__name__} does not score as it does in transformers 5.24: "
                 f"{error}"
             ) from error
+
+    @contextlib.contextmanager
+    def _watched_norm(self) -> Iterator[None]:
+        """See what goes into the layer norm of the keys."""
+        norm = getattr(self.module, "k_norm", None)
+        if not isinstance(norm, torch.nn.LayerNorm):
+            yield
+            return
+
+        def keep(module: Any, inputs: tuple[torch.Tensor, ...], output: Any) -> None:
+            values = inputs[0].detach().float()
+            deviation = (values.var(-1, unbiased=False) + module.eps).sqrt()
+            self._norms = torch.stack([values.mean(-1), deviation], -1)
+
+        handle = norm.register_forward_hook(keep)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _begin(self, arguments: Arguments) -> None:
         self._scored: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -272,6 +328,19 @@ _CLASSES: Mapping[str, type[Indexer]] = {
     "MiniMaxM3VLIndexer": _BlockIndexer,
 }
 KNOWN_CLASSES = tuple(_CLASSES)
+# Which values RoPE turns together, and whether they are the last of a key rather than the first:
+# halves are values i and i + n/2; gathered ones are 2i and 2i + 1, written to i and i + n/2.
+HALVES, GATHERED = "halves", "gathered"
+_ROPE: Mapping[str, tuple[str, bool]] = {
+    "DeepseekV32Indexer": (HALVES, False),
+    "AXK2Indexer": (HALVES, False),
+    "HYV4Indexer": (HALVES, True),
+    "HYV4VLIndexer": (HALVES, True),
+    "Dots3NoteTextIndexer": (GATHERED, False),
+    "GlmMoeDsaIndexer": (GATHERED, False),
+    "MistralLarge4TextIndexer": (GATHERED, False),
+    "MiniMaxM3VLIndexer": (HALVES, False),
+}
 
 
 def find_indexers(model: torch.nn.Module) -> dict[str, Indexer]:

@@ -31,6 +31,9 @@ class CapturedLayer:
         positions  [rows] int32, of the row's token in its request, from 0
         requests   [rows] int32
         lengths    [requests] int32, keys of each
+        norms      [keys, 2] float32, mean and deviation of each key before its layer norm
+        norm       [256] float32, weight and bias of that norm
+        rope       [n] float32, frequencies of RoPE in radians a position
     """
 
     name: str
@@ -43,6 +46,10 @@ class CapturedLayer:
     tokens: list[int] = field(default_factory=list)
     """Tokens of each request."""
     _spools: dict[str, TensorSpool] = field(default_factory=dict)
+    facts: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Tensors besides, of one dimension."""
+    fields: dict[str, str] = field(default_factory=dict)
+    """Header fields besides."""
     rows_of: list[int] = field(default_factory=list)
     """Query rows of each request that were kept."""
 
@@ -77,6 +84,8 @@ class CapturedLayer:
             new = call.keys[index, self.lengths[request] :]
             if new.shape[0]:
                 self._spool("keys").append(self._stored("keys", new), request)
+                if call.norms is not None:
+                    self._spool("norms").append(call.norms[index].cpu(), request)
             if len(kept):
                 query = call.query[index, kept.to(call.query.device)]
                 self._spool("queries").append(self._stored("queries", query), request)
@@ -165,6 +174,9 @@ class CapturedLayer:
         if "keys" not in self._spools:  # every text is shorter than a pool
             self._spool("keys").append(torch.empty(0, DIM, dtype=torch.float32, device="cpu"))
         self._spool("lengths").append(torch.tensor(self.lengths, dtype=torch.int32, device="cpu"))
+        for name, values in self.facts.items():
+            self._spool(name).append(values)
+        metadata = {**metadata, **self.fields}
         spools = {f"{self.name}.{name}": spool for name, spool in self._spools.items()}
         with SpooledFile(path, spools, metadata, force=force) as file:
             file.write()

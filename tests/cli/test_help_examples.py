@@ -13,9 +13,10 @@ from typer.core import TyperArgument, TyperGroup, TyperOption
 from typer.testing import CliRunner
 
 from sdsa_cli.app import app
+from sdsa_quant import quantize_fp8, sdsa_capture
 from support.command_line import Run
 from support.engine_dumps import engine_dump
-from support.tiny_models import save_model, tiny_model
+from support.tiny_models import save_model, tiny_model, token_ids
 
 COMMANDS = [command.name for command in app.registered_commands]
 
@@ -102,6 +103,17 @@ def test_examples_run(workplace: Path, sdsa: Run, command: str) -> None:
         save_model(tiny_model("DeepseekV32"), workplace / "model")
     if command == "convert":
         save_file(engine_dump("fp8-planes", [100, 64]).tensors, workplace / "dump.safetensors")
+    if command == "verify":
+        model = tiny_model("DeepseekV32")
+        with torch.no_grad(), sdsa_capture(model, workplace / "captured"):
+            model(token_ids(1, 128))
+        layers = load_file(workplace / "captured" / "layers.0.safetensors")
+        save_file({"layers.0": layers["layers.0.selected"]}, workplace / "selections.safetensors")
+        codes, scales = quantize_fp8(layers["layers.0.keys"].view(2, 64, 128))
+        pages = [codes.view(torch.uint8), scales[..., None].view(torch.uint8)]
+        table = torch.tensor([[0, 1]], dtype=torch.int32)
+        dump = {"pages": torch.cat(pages, -1), "block_table": table, "lengths": torch.tensor([128])}
+        save_file(dump, workplace / "dump.safetensors")
     if command != "quantize-cache":
         made = ("-o", "cache.safetensors", "--lengths", "lengths")
         sdsa("quantize-cache", "keys.safetensors", *made).is_clean()

@@ -261,9 +261,12 @@ def test_files_have_one_tensor_of_each_kind(tmp_path: Path) -> None:
             for name in (
                 "keys",
                 "lengths",
+                "norm",
+                "norms",
                 "positions",
                 "queries",
                 "requests",
+                "rope",
                 "selected",
                 "weights",
             )

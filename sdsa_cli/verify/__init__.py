@@ -1,0 +1,1 @@
+"""`sdsa verify`: its command and its document."""
