@@ -85,7 +85,7 @@ def convert_engine_cache(
         "served_bytes_per_key": str(cache.bytes_per_key),
         "source": f"{cache.path.name}:{cache.name}",
     }
-    known = {"lengths": torch.tensor(cache.context_lengths, dtype=torch.int32)}
+    known = {"lengths": torch.tensor(cache.context_lengths, dtype=torch.int32, device="cpu")}
     with (
         folders_made([output]),
         _KeysFile(output, tensors, metadata, known, parts=count, noun="keys", force=force) as file,

@@ -205,10 +205,14 @@ def _used(
     used, numbers, left = [], [], _PAGES_LOOKED_AT
     for table, length in zip(tables, lengths, strict=True):
         some = table[:left]
-        keys = torch.arange(len(some) * PAGE).view(-1, PAGE) < length
+        keys = (
+            torch.arange(len(some) * PAGE, dtype=torch.int64, device="cpu").view(-1, PAGE) < length
+        )
         used.append(keys)
         numbers.append(some)
         left -= len(some)
     if not used:
-        return torch.zeros(0, PAGE, dtype=torch.bool), torch.zeros(0, dtype=torch.int64)
+        return torch.zeros(0, PAGE, dtype=torch.bool, device="cpu"), torch.zeros(
+            0, dtype=torch.int64, device="cpu"
+        )
     return torch.cat(used), torch.cat(numbers)

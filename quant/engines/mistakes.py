@@ -38,7 +38,7 @@ class Captured:
     norm: torch.Tensor | None = None  # [2, 128], weight and bias
 
     def key_positions(self) -> torch.Tensor:
-        return torch.arange(self.keys.shape[0])
+        return torch.arange(self.keys.shape[0], dtype=torch.int64, device="cpu")
 
 
 Change = Callable[[Captured], "Captured | None"]
@@ -140,7 +140,7 @@ def _tiled(read_as_tiled: bool) -> Callable[[Captured], Captured]:
         count = captured.keys.shape[0]
         padded = -(-count // (2 * PAGE)) * 2 * PAGE
         codes, scales = quantize_nvfp4(captured.keys)
-        plane = torch.zeros(padded, SCALES_PER_KEY, dtype=torch.uint8)
+        plane = torch.zeros(padded, SCALES_PER_KEY, dtype=torch.uint8, device="cpu")
         plane[:count] = scales.view(torch.uint8)
         if read_as_tiled:
             wrong = linear_from_128x4(plane.flatten(), padded, SCALES_PER_KEY)
@@ -165,7 +165,7 @@ def _wrong_layout(written: str, read: str) -> Callable[[Captured], Captured]:
 
     def change(captured: Captured) -> Captured:
         count = captured.keys.shape[0]
-        padded = torch.zeros(-(-count // PAGE) * PAGE, DIM)
+        padded = torch.zeros(-(-count // PAGE) * PAGE, DIM, dtype=torch.float32, device="cpu")
         padded[:count] = captured.keys
         codes, scales = quantize_fp8(padded.view(-1, PAGE, DIM))
         parts = codes.view(torch.uint8), scales[..., None].view(torch.uint8)

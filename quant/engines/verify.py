@@ -225,7 +225,9 @@ def _of_rows(
             f"{layer.name}, or one for each of its {sum(counts)} tokens, got {engine.shape[0]}",
             source=dump,
         )
-    starts = torch.tensor([sum(counts[:request]) for request in range(len(counts))])
+    starts = torch.tensor(
+        [sum(counts[:request]) for request in range(len(counts))], dtype=torch.int64, device="cpu"
+    )
     return engine[starts[layer.requests] + layer.positions]
 
 
@@ -238,7 +240,9 @@ def _sampled(layer: CapturedLayerFile) -> torch.Tensor:
             f"no row of {layer.name} sees more than the {layer.rule.k} that it selects, so that "
             f"every engine would be right: capture longer texts"
         )
-    picked = torch.linspace(0, len(rows) - 1, min(_MOST_ROWS, len(rows)))
+    picked = torch.linspace(
+        0, len(rows) - 1, min(_MOST_ROWS, len(rows)), dtype=torch.float64, device="cpu"
+    )
     return rows[picked.round().long().unique()]
 
 
@@ -354,7 +358,9 @@ def _best(rule: SelectionRule, captured: Captured, lengths: torch.Tensor) -> tor
         one = query if weights is None else query * weights[..., None]
         total = one.sum(1, keepdim=True)
         query = torch.cat([total, -total], 1)
-        weights = torch.tensor([[1.0, -1.0]]).expand(len(query), 2)
+        weights = torch.tensor([[1.0, -1.0]], dtype=torch.float32, device="cpu").expand(
+            len(query), 2
+        )
     scores = selection_scores(rule, query, captured.keys, weights, lengths)
     return scores.topk(min(rule.k, scores.shape[-1]), -1).indices
 
@@ -365,7 +371,7 @@ def _share(first: torch.Tensor | None, second: torch.Tensor | None) -> float:
         return 0.0
     most = int(max(first.max(), second.max())) + 2
     marks = [
-        torch.zeros(*each.shape[:2], most, dtype=torch.bool).scatter_(
+        torch.zeros(*each.shape[:2], most, dtype=torch.bool, device="cpu").scatter_(
             -1, each.where(each >= 0, torch.full_like(each, most - 1)), True
         )[..., :-1]
         for each in (first, second)
@@ -441,7 +447,7 @@ def _unchanged(captured: Captured) -> Captured:
 
 def _nearness(held: Sequence[torch.Tensor], layer: CapturedLayerFile, change: Change) -> float:
     """1 less the median relative error of the keys held, at least 0."""
-    errors, nobody = [], torch.zeros(0, dtype=torch.int64)
+    errors, nobody = [], torch.zeros(0, dtype=torch.int64, device="cpu")
     for request, keys in enumerate(held):
         if not len(keys):
             continue
