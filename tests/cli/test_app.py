@@ -141,7 +141,7 @@ def test_without_a_command_the_help_is_shown_and_usage_fails(sdsa: Run) -> None:
     ("arguments", "words"),
     [
         (["nothing"], ["No such command 'nothing'", "see sdsa --help"]),
-        (["scor"], ["Did you mean 'score'? See sdsa --help"]),
+        (["bensh"], ["Did you mean 'bench'? See sdsa --help"]),
         (["--nothing"], ["No such option: --nothing"]),
         (["quantize-cache"], ["Missing argument 'KEYS'", "see sdsa quantize-cache --help"]),
         (["score"], ["Missing argument 'CACHE'", "see sdsa score --help"]),  # it has --json [FILE]
