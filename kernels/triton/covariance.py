@@ -152,37 +152,24 @@ def _plain_loss(errors, upper, lower, factor_unit, factor_ptr, pivots_ptr, block
 
 
 @triton.jit
-def _load_fours(pointer, lanes: tl.constexpr, FOURS: tl.constexpr):
-    """``4 FOURS`` float32 from one address for every thread."""
-    values = ()
-    for group in tl.static_range(FOURS):
-        offsets = tl.zeros([lanes, 1], tl.int32) + (group * 4 + tl.arange(0, 4))[None, :]
-        values = values + four(tl.load(pointer + offsets))
-    return values
-
-
-@triton.jit
 def _try_scale(targets, x, inverse, within_ptr, pivots_ptr):
     """Codes of one block under one scale each, four to a float32, and the sum of their losses."""
-    lanes: tl.constexpr = inverse.shape[0]
     z = ()
     own = ()
     for j in tl.static_range(_BLOCK):
         z = z + (targets[j] * inverse,)
         own = own + ((x[j] * inverse + _WITHIN_BLOCK) - _WITHIN_BLOCK,)
-    pivots = _load_fours(pivots_ptr, lanes, _BLOCK // 4)
-    within = _load_fours(within_ptr, lanes, _TRIANGLE // 4)
     loss = tl.zeros_like(inverse)
     packed = ()
     for j in tl.static_range(_BLOCK):
         code = nearest_code(z[j])
         distance = code - z[j]
-        loss += distance * distance * pivots[j]
+        loss += distance * distance * tl.load(pivots_ptr + j)
         error = code - own[j]
         later = z[: j + 1]
         for k in tl.static_range(j + 1, _BLOCK):
             # Column after column of the triangle below the diagonal; the product is exact.
-            entry = within[j * (2 * _BLOCK - 1 - j) // 2 + k - j - 1]
+            entry = tl.load(within_ptr + (j * (2 * _BLOCK - 1 - j) // 2 + k - j - 1))
             later = later + (tl.fma(error, -entry, z[k]),)
         z = later
         if j % 4 == 0:
@@ -206,13 +193,24 @@ def _unpack(packed):
 
 
 @triton.jit
-def _codes_of(packed):
-    """The 16 E2M1 values of a thread, of four times four."""
+def _signs(x):
+    """Bit ``j`` of a word for the sign of value ``j``."""
+    signs = tl.zeros_like(x[0]).to(tl.int32)
+    for j in tl.static_range(_BLOCK):
+        signs |= ((x[j].to(tl.int32, bitcast=True) >> 31) & 1) << j
+    return signs
+
+
+@triton.jit
+def _found_bytes(packed, signs):
+    """The 8 bytes of four times four codes, zeros with the signs of `_signs`."""
     codes = ()
+    zeros = ()
     for j in tl.static_range(_BLOCK):
         digit = (packed[j // 4].to(tl.int32) >> (_DIGIT_BITS * (j % 4))) & 31
         codes = codes + ((digit - 12).to(tl.float32) * 0.5,)
-    return codes
+        zeros = zeros + (((signs << (31 - j)) & -(2**31)).to(tl.float32, bitcast=True),)
+    return code_bytes(codes, zeros)
 
 
 @triton.jit
@@ -247,6 +245,8 @@ def _write_keys(
     # ---- the rule amax/6, a block each ----
     x = load_block(own_words, live, dtype)
     amax, base, codes, errors = _plain_block(x)
+    # All that is kept of a block until the end.
+    plain_bytes, signs = code_bytes(codes, x), _signs(x)
     amax = _to_lanes(tl.max(_by_key(amax), 1))
     power = (amax.to(tl.int32, bitcast=True) & _EXPONENT).to(tl.float32, bitcast=True)
     power = tl.maximum(power, _LEAST_POWER)
@@ -330,14 +330,11 @@ def _write_keys(
     # ---- a block each again: stored so only if less is lost ----
     better = _to_lanes((total + total * _MARGIN < plain).to(tl.int32)) != 0
     better = better & (amax <= _LARGEST_MAGNITUDE)
-    found = _codes_of(packed)
-    chosen = ()
-    for j in tl.static_range(_BLOCK):
-        chosen = chosen + (tl.where(better, found[j], codes[j]),)
+    word = tl.where(better, _found_bytes(packed, signs), plain_bytes)
     scales = tl.where(better, scales, base)
     record = tl.where(paged, index >> _PAGE_BITS, index)
     lane += tl.where(paged, (index & _IN_PAGE).to(tl.int32) * _LANES, 0)
-    tl.store(codes_ptr + (record * codes_stride * 2 + lane), code_bytes(chosen, x), mask=live)
+    tl.store(codes_ptr + (record * codes_stride * 2 + lane), word, mask=live)
     tl.store(scales_ptr + (record * scales_stride + lane), scales.to(tl.uint8), mask=live)
 
 

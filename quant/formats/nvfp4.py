@@ -132,11 +132,21 @@ def _quantize_blocks(
     `workspace` is int32 with 3 elements for each value. `largest_code` is what a block's largest
     magnitude is scaled to.
     """
+    nan = _choose_scales(blocks, workspace, scales, nonfinite, largest_code)
+    _encode(blocks, workspace, codes, scales, nan)
+
+
+def _choose_scales(
+    blocks: torch.Tensor,
+    workspace: torch.Tensor,
+    scales: torch.Tensor,
+    nonfinite: str,
+    largest_code: float = E2M1_MAX,
+) -> torch.Tensor | None:
+    """Scales that put each block's largest magnitude at `largest_code`; where there is NaN."""
     integer, magnitude_mask, infinity = _BITS[blocks.dtype]
     count = blocks.numel()
-    scaled = workspace[:count].view(torch.float32).view(blocks.shape)
-    rest = workspace[count : 3 * count]
-    magnitudes = rest.view(integer)[:count].view(blocks.shape)
+    magnitudes = workspace[count : 3 * count].view(integer)[:count].view(blocks.shape)
     torch.bitwise_and(blocks.view(integer), magnitude_mask, out=magnitudes)
     amax = magnitudes.amax(-1)
     nan = None
@@ -146,12 +156,23 @@ def _quantize_blocks(
         nan = blocks.isnan()
         amax = magnitudes.masked_fill_(nan, 0).amax(-1)
     scales.copy_(e4m3_scales(amax.view(blocks.dtype).float(), largest_code))
-    decoded = scales.float()
-    inverse = decoded.reciprocal().masked_fill_(decoded == 0, 0.0)
-    scaled.copy_(blocks).mul_(inverse.unsqueeze(-1))
+    return nan
+
+
+def _encode(
+    blocks: torch.Tensor,
+    workspace: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    nan: torch.Tensor | None,
+) -> None:
+    """The nearest codes of ``[blocks, 16]`` under their scales; +6 where there is NaN."""
+    count = blocks.numel()
+    scaled = workspace[:count].view(torch.float32).view(blocks.shape)
+    scaled.copy_(blocks).mul_(inverse_of(scales.float()).unsqueeze(-1))
     if nan is not None:
         scaled.masked_fill_(nan, E2M1_MAX)
-    e2m1.pack_in_place(e2m1.encode_in_place(scaled, rest), codes)
+    e2m1.pack_in_place(e2m1.encode_in_place(scaled, workspace[count : 3 * count]), codes)
 
 
 def _quantize_blocks_twice(
@@ -191,20 +212,14 @@ def _quantize_blocks_at_best_scales(
     nonfinite: str,
 ) -> None:
     """`_quantize_blocks` by the rule ``search``."""
-    _quantize_blocks(blocks, workspace, codes, scales, nonfinite=nonfinite)
+    nan = _choose_scales(blocks, workspace, scales, nonfinite)
     scale_bytes = scales.view(torch.uint8)
     for start in range(0, blocks.shape[0], _BLOCKS_OF_A_SEARCH):
         part = slice(start, start + _BLOCKS_OF_A_SEARCH)
         columns = blocks[part].T.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-        magnitudes = columns.abs_().unsqueeze(0)
-        base = scale_bytes[part].to(torch.int32).unsqueeze(0)
-        scale_bytes[part] = best_scales(magnitudes, base)[0].to(torch.uint8)
-    count = blocks.numel()
-    scaled = workspace[:count].view(torch.float32).view(blocks.shape)
-    scaled.copy_(blocks).mul_(inverse_of(scales.float()).unsqueeze(-1))
-    if nonfinite != "error":
-        scaled.masked_fill_(blocks.isnan(), E2M1_MAX)
-    e2m1.pack_in_place(e2m1.encode_in_place(scaled, workspace[count : 3 * count]), codes)
+        base = scale_bytes[part].to(torch.int32)
+        scale_bytes[part] = best_scales(columns.abs_(), base).to(torch.uint8)
+    _encode(blocks, workspace, codes, scales, nan)
 
 
 def _quantize_keys(

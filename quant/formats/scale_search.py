@@ -1,7 +1,7 @@
 """The rule ``search``: of all scales that a block could have, the one that loses least.
 
 Per block: every E4M3 scale from ``amax / 8`` to ``amax / 3.5``, and that of ``amax / 6``. A scale's
-error is the sum of ``w (code * scale - x)^2``, with weights ``w`` of the block's values or without.
+error is the sum of ``(code * scale - x)^2``.
 The smallest error wins, and of equal ones the larger scale. So the rule is never worse than
 ``amax/6``, and exact where that is.
 
@@ -25,6 +25,14 @@ _EXPONENT_MASK = 0x7F800000  # of a float32
 # 1.5 * 2^22 has steps of 0.5 in float32 on both sides: adding it to a value between -2 and 2, and
 # taking it away, rounds to an E2M1 value, nearest even. Times 2 and 4 it does so further out.
 _ROUNDING_UNIT = 1.5 * 2.0**22
+# So does a magnitude's own 2^22-fold, of 1 at least: it has the steps that E2M1 has there, and is
+# even where the magnitude lies midway between two.
+_OWN_ROUNDING_UNIT = 2.0**22
+_FIRST_ROUNDED_PAST_6 = 7.0
+# The byte of an E4M3 scale at bits 20 to 26 is a float32 of its value times 2^-120.
+_E4M3_SHIFT = 20
+_E4M3_UNIT = 2.0**120
+_LARGEST_INVERSE = 2.0**9
 
 
 def round_to_e2m1(values: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
@@ -65,48 +73,46 @@ def _rounded(amax: torch.Tensor, code: float, *, down: bool) -> torch.Tensor:
     return bytes_.add_((values < quotient).int()).clamp_(max=_LAST_SCALE)
 
 
-def best_scales(
-    magnitudes: torch.Tensor, base: torch.Tensor, weights: torch.Tensor | None = None
-) -> torch.Tensor:
+def best_scales(magnitudes: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """Bytes of the scales that lose least.
 
     Parameters
     ----------
     magnitudes : torch.Tensor
-        float32 ``[groups, 16, n]``, contiguous, the blocks along the second dimension.
+        float32 ``[16, n]``, contiguous: a block in each column.
     base : torch.Tensor
-        int32 ``[groups, n]``, the bytes of the rule amax/6.
-    weights : torch.Tensor, optional
-        float32 ``[groups, 16, 1]``.
+        int32 ``[n]``, the bytes of the rule amax/6.
 
     Returns
     -------
     torch.Tensor
-        int32 ``[groups, n]``; `base` for a block with NaN.
+        int32 ``[n]``; `base` for a block with NaN.
     """
-    first, last = scales_to_try(magnitudes.amax(1), base)
-    best = base.clone()
-    least = torch.full(base.shape, torch.inf, dtype=torch.float32, device=base.device)
+    amax = magnitudes.amax(0)
+    first, last = scales_to_try(amax, base)
+    # NaN and infinity have no more to try than others: they keep their base.
+    count = min(int((last - first).amax()) + 1, MAX_SCALES) if base.numel() else 0
+    steps = torch.arange(count, dtype=torch.int32, device=base.device).unsqueeze(1)
+    tried = torch.maximum(last - steps, first)
+    scales = tried.bitwise_left_shift(_E4M3_SHIFT).view(torch.float32).mul_(_E4M3_UNIT)
+    # Under a scale of 0 any finite code is as good as 0.
+    inverse = scales.reciprocal().clamp_(max=_LARGEST_INVERSE)
+    largest = (inverse * amax).amax(1).tolist()
+    errors = torch.empty_like(scales)
     scaled, units = torch.empty_like(magnitudes), torch.empty_like(magnitudes)
-    for step in range(MAX_SCALES):
-        tried = (last - step).maximum(first)
-        scales = e4m3.decode(tried.to(torch.uint8))
-        torch.mul(magnitudes, inverse_of(scales).unsqueeze(1), out=scaled)
-        round_to_e2m1(scaled, units).mul_(scales.unsqueeze(1)).sub_(magnitudes).square_()
-        if weights is not None:
-            scaled.mul_(weights)
-        errors = _sum_of_16(scaled, units)
-        better = errors < least
-        least = torch.where(better, errors, least)
-        best = torch.where(better, tried, best)
-    return best
-
-
-def _sum_of_16(values: torch.Tensor, workspace: torch.Tensor) -> torch.Tensor:
-    """``[groups, n]`` sums over the second dimension of ``[groups, 16, n]``, as a tree."""
-    half = values.shape[1] // 2
-    while half:
-        out = workspace[:, :half]
-        torch.add(values[:, :half], values[:, half : 2 * half], out=out)
-        values, half = out, half // 2
-    return values[:, 0]
+    halves = [(scaled[:8], scaled[8:], units[:8])]
+    for half in (4, 2):
+        halves.append((units[:half], units[half : 2 * half], units[:half]))
+    for scale, factor, top, error in zip(
+        scales.unbind(0), inverse.unbind(0), largest, errors.unbind(0), strict=True
+    ):
+        torch.mul(magnitudes, factor, out=scaled)
+        if not top < _FIRST_ROUNDED_PAST_6:
+            scaled.clamp_(max=E2M1_MAX)
+        torch.clamp(scaled, min=1.0, out=units).mul_(_OWN_ROUNDING_UNIT)
+        scaled.add_(units).sub_(units).mul_(scale).sub_(magnitudes).mul_(scaled)
+        for one, other, out in halves:
+            torch.add(one, other, out=out)
+        torch.add(units[0], units[1], out=error)
+    best = tried.gather(0, errors.argmin(0, keepdim=True))[0]  # the first of equal ones
+    return torch.where(amax.isfinite(), best, base)

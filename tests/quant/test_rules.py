@@ -151,6 +151,18 @@ def test_every_maximum_has_at_most_as_many_scales_as_are_tried() -> None:
     assert bool((first[base > 0] > 0).all())
 
 
+def test_a_block_with_nan_or_infinity_keeps_its_scale_and_disturbs_no_other(
+    generator: torch.Generator,
+) -> None:
+    blocks = correlated(8, generator).view(64, 16)
+    expected = quantize_nvfp4(blocks, rule=SEARCH)[1].view(torch.uint8)
+    blocks[3, 4], blocks[9, 0], blocks[17] = torch.nan, torch.inf, torch.nan
+    broken = [3, 9, 17]
+    found = quantize_nvfp4(blocks, rule=SEARCH, nonfinite="saturate")[1].view(torch.uint8)
+    expected[broken] = quantize_nvfp4(blocks[broken], nonfinite="saturate")[1].view(torch.uint8)
+    assert torch.equal(found, expected)
+
+
 def test_covariance_beats_search_beats_amax_over_6(generator: torch.Generator) -> None:
     weights, keys = some_weights(generator), correlated(512, generator)
     plain, search, covariance = (
