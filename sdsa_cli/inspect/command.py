@@ -15,6 +15,7 @@ COMMAND = "inspect"
 EXAMPLES = examples(
     "sdsa inspect cache.safetensors",
     "sdsa inspect cache.safetensors --page 3 --key 17",
+    "sdsa inspect keys.safetensors --check",
     "sdsa inspect keys.safetensors --json",
 )
 
@@ -44,6 +45,14 @@ def inspect(
             help="Show only this key of the page, 0 to 63, in full.",
         ),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Read all keys and query rows of a capture and look for faults: zeros, repeated "
+            "and constant rows, lengths that do not fit, heads, values rounded to FP8.",
+        ),
+    ] = False,
     json: JsonFlag = False,
     report: ReportOption = None,
     force: ForceFlag = False,
@@ -53,7 +62,8 @@ def inspect(
     A cache is validated: sizes, table entries within its pages, scales that are numbers. If a file
     is a cache by its header but not a valid one (cut short, for example), the exit code is 1, and
     stderr and the JSON document say why. If the header cannot be read, or --page is asked of a
-    cache that cannot be opened, it is 2, and there is no document.
+    cache that cannot be opened, it is 2, and there is no document. With --check it is 1 too if a
+    capture has faults.
     """
     from sdsa_quant.files.kinds import CACHE, SCORES
     from sdsa_quant.files.safetensors_reader import header_metadata
@@ -80,4 +90,4 @@ def inspect(
     elif caches := cache_files(path):
         inspect_folder(sink, path, caches)
     else:
-        inspect_tensors(sink, open_tensors(path))
+        inspect_tensors(sink, open_tensors(path), check=check)

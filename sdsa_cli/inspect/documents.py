@@ -189,6 +189,18 @@ class TensorRecord:
     """What the tensor can be, by dtype, shape and name, or null."""
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureFinding:
+    """Something about a tensor that a right capture does not have."""
+
+    tensor: str
+    """Name of the tensor."""
+    path: Path
+    """File that holds it."""
+    text: str
+    """What was seen, and what it may mean."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorsDocument(Heading):
     """Any other safetensors file, folder or index."""
@@ -203,3 +215,5 @@ class TensorsDocument(Heading):
     """One record for each tensor."""
     metadata: dict[str, str]
     """Metadata of the file."""
+    findings: list[CaptureFinding] | None
+    """What ``--check`` saw of faults of a capture; null without it."""

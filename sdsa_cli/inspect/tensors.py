@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from sdsa_cli.output import Output, fields_table, heading, table
 from sdsa_cli.text import counted
+from sdsa_quant.errors import CheckFailedError
 
-from .documents import TensorRecord, TensorsDocument
+from .documents import CaptureFinding, TensorRecord, TensorsDocument
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,8 +28,15 @@ _LISTED_TENSORS = 40  # on the terminal; JSON has them all
 _OTHER_COLUMNS_WIDTH = 50  # of the table of tensors, about; longer names are shown by what differs
 
 
-def inspect_tensors(sink: Output, source: TensorSource) -> None:
-    """Show the tensors of a file of captured keys, and what they can be."""
+def inspect_tensors(sink: Output, source: TensorSource, *, check: bool = False) -> None:
+    """Show the tensors of a file of captured keys, and what they can be.
+
+    Raises
+    ------
+    CheckFailedError
+        With `check`, faults of a capture were seen; they have been shown.
+    """
+    findings = _findings(source) if check else None
     records = [
         TensorRecord(
             tensor.name, tensor.dtype, tensor.shape, tensor.bytes, tensor.path, _use(tensor)
@@ -36,9 +44,24 @@ def inspect_tensors(sink: Output, source: TensorSource) -> None:
         for tensor in source
     ]
     document = TensorsDocument(
-        path=source.path, files=list(source.files), tensors=records, metadata=source.metadata
+        path=source.path,
+        files=list(source.files),
+        tensors=records,
+        metadata=source.metadata,
+        findings=findings,
     )
     sink.publish(document, *_tensor_report(document, sink.width))
+    if findings:
+        raise CheckFailedError(
+            f"{source.path}: {counted(len(findings), 'fault')} of the capture, the first in tensor "
+            f"{findings[0].tensor}"
+        )
+
+
+def _findings(source: TensorSource) -> list[CaptureFinding]:
+    from sdsa_quant.captures.check import check_capture
+
+    return [CaptureFinding(each.tensor, each.path, each.text) for each in check_capture(source)]
 
 
 def _use(tensor: StoredTensor) -> Use:
@@ -104,6 +127,10 @@ def _tensor_report(document: TensorsDocument, width: int) -> list[RenderableType
     ]
     if len(tensors) > _LISTED_TENSORS:
         report.append(f"... and {len(tensors) - _LISTED_TENSORS} more; --json lists them all")
+    if document.findings is not None:
+        report.append(heading("check"))
+        lines = [f"{each.tensor}: {each.text}" for each in document.findings]
+        report += lines or ["nothing was seen that a right capture does not have"]
     if document.metadata:
         report += [
             heading("metadata"),

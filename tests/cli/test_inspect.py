@@ -507,3 +507,21 @@ def test_damaged_scores(sdsa: Run, tmp_path: Path) -> None:
     write_scores(path, torch.zeros(2, 5), [5, 5], torch.zeros(2, 1))
     edit(path, lambda tensors, metadata: tensors.pop("requests"))
     sdsa("inspect", path).fails_with(2, "tensor requests is missing")
+
+
+def test_a_capture_is_checked_where_asked(sdsa: Run, tmp_path: Path) -> None:
+    keys = torch.randn(100, 128, generator=torch.Generator().manual_seed(0))
+    save_file({"keys": keys}, tmp_path / "right.safetensors")
+    keys[40:] = 0
+    save_file({"keys": keys}, tmp_path / "wrong.safetensors")
+    answer = sdsa("inspect", tmp_path / "right.safetensors", "--check")
+    answer.is_clean()
+    assert "nothing was seen that a right capture does not have" in answer.stdout
+    answer = sdsa("inspect", tmp_path / "wrong.safetensors", "--check")
+    assert answer.exit_code == 1
+    assert "keys: 60 of 100 rows are zeros" in " ".join(answer.stdout.split())
+    assert "wrong.safetensors: 1 fault of the capture, the first in tensor keys" in answer.stderr
+    document = sdsa("inspect", tmp_path / "wrong.safetensors", "--json").document
+    assert document["findings"] is None
+    document = sdsa("inspect", tmp_path / "wrong.safetensors", "--json", "--check").document
+    assert [finding["tensor"] for finding in document["findings"]] == ["keys"]
