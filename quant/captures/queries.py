@@ -16,7 +16,7 @@ from sdsa_quant.files.text import whole_number
 from sdsa_quant.layout import DIM, MAX_ROWS
 from sdsa_quant.short_repr import short_repr
 
-from .names import FLOAT_DTYPES, INTEGER_DTYPES, QUERY_NAMES
+from .names import FLOAT_DTYPES, INTEGER_DTYPES, QUERY_NAMES, beside, last_name
 
 _ROWS_PER_GROUP = "rows_per_group"  # field of the file's metadata
 
@@ -130,6 +130,33 @@ def spread_groups(groups: int, requests: int) -> list[int]:
             hint=Hint("requests", "to say which request each group belongs to"),
         )
     return [group * requests // groups for group in range(groups)]
+
+
+def assumed_requests(
+    source: TensorSource, tensor: StoredTensor, groups: int, requests: int
+) -> list[int]:
+    """`spread_groups`, where nothing beside the query rows says otherwise.
+
+    Raises
+    ------
+    ValueError
+        As `spread_groups`; or a tensor named ``requests`` beside the rows says otherwise.
+    """
+    beside_rows = [
+        each
+        for each in beside(tensor, [one for one in source if last_name(one) == "requests"])
+        if each.dtype in INTEGER_DTYPES and each.shape == (groups,)
+    ]
+    told = source.read(beside_rows[0].name).tolist() if beside_rows else None
+    uneven = requests == 0 or groups % requests != 0
+    if told is not None and (uneven or told != spread_groups(groups, requests)):
+        raise InputError(
+            f"tensor {beside_rows[0].name} says which request each group of {tensor.name} belongs "
+            f"to, and would be passed over",
+            source=source.path,
+            hint=Hint("requests", "to use it", beside_rows[0].name),
+        )
+    return spread_groups(groups, requests)
 
 
 def read_requests(queries: Queries, name: str) -> list[int]:

@@ -30,7 +30,7 @@ from sdsa_quant.captures.names import (
     usual_name,
     usual_pattern,
 )
-from sdsa_quant.captures.queries import spread_groups, stated_rows_per_group
+from sdsa_quant.captures.queries import assumed_requests, stated_rows_per_group
 from sdsa_quant.errors import DtypeError, Hint, InputError
 from sdsa_quant.files.tensor_source import StoredTensor, TensorSource, open_tensors
 from sdsa_quant.layout import DIM, MAX_ROWS
@@ -400,7 +400,7 @@ def _row_requests(
     groups = rows // per_group
     requests: Sequence[int]
     if inputs.requests is None:
-        requests = spread_groups(groups, in_keys)
+        requests = assumed_requests(query_source, query_tensor, groups, in_keys)
     elif isinstance(inputs.requests, str):
         name = _query_companion(inputs, query_source, query_tensor, inputs.requests, "requests")
         requests = _integers(query_source, name)

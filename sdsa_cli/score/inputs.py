@@ -88,11 +88,11 @@ def requests_of_groups(options: ScoreOptions, queries: Queries, cache_requests: 
     InputError
         The query rows make no whole groups, the list does not fit them, or they cannot be spread.
     """
-    from sdsa_quant.captures.queries import read_requests, spread_groups
+    from sdsa_quant.captures.queries import assumed_requests, read_requests
 
     groups = _count_groups(queries.rows, options.rows_per_group, queries.rows_per_group)
     if options.requests is None:
-        return spread_groups(groups, cache_requests)
+        return assumed_requests(queries.source, queries.tensor, groups, cache_requests)
     requests: Sequence[int] = parse_numbers(options.requests)
     if not requests:
         requests = read_requests(queries, options.requests)

@@ -292,3 +292,15 @@ def test_folders_need_no_patterns(
         assert text in layer.name
         assert text in layer.query_name
         assert layer.keys.context_lengths == (60, 40)
+
+
+@pytest.mark.parametrize("owners", [[0, 0, 0, 1], [1, 1, 0, 0], [1, 0, 1, 0]], ids=str)
+def test_requests_beside_the_rows_are_not_passed_over(save: Save, owners: list[int]) -> None:
+    tensors = {"keys": (9, 128), "queries": (4, 128), "lengths": torch.tensor([4, 5])}
+    path = save(**tensors, requests=torch.tensor(owners))
+    with pytest.raises(InputError, match=r"requests says which .*give requests='requests'"):
+        open_layers(StudyInputs(path, path))
+    (layer,) = open_layers(StudyInputs(path, path, requests="requests"))
+    assert layer.row_requests == tuple(owners)
+    same = save(**tensors, requests=torch.tensor([0, 0, 1, 1]))
+    assert open_layers(StudyInputs(same, same))[0].row_requests == (0, 0, 1, 1)
