@@ -66,6 +66,25 @@ def require_row_contiguous(name: str, tensor: torch.Tensor) -> None:
         raise InputError(f"{name} must have a last stride of 1, got strides {tensor.stride()}")
 
 
+def require_dense_rows(
+    name: str, tensor: object, dtype: torch.dtype, shape: tuple[int | None, ...], words: str
+) -> None:
+    """A tensor of this dtype and shape, in words too; its last dimension is contiguous."""
+    wanted = f"{str(dtype).removeprefix('torch.')} {words}"
+    checked = require_dtype(name, tensor, (dtype,), wanted)
+    require_shape(name, checked, shape, wanted)
+    require_row_contiguous(name, checked)
+
+
+def require_separate_rows(name: str, tensor: torch.Tensor, row: int) -> None:
+    """The first dimension's stride is free, as long as no two of its entries share memory."""
+    if tensor.shape[0] > 1 and tensor.stride(0) < row:
+        raise InputError(
+            f"{name} must have rows that do not overlap: a first stride of at least {row}, "
+            f"got {tensor.stride(0)}"
+        )
+
+
 def require_page_contiguous(name: str, tensor: torch.Tensor) -> None:
     row = tensor.shape[-1]
     if tensor.stride(-1) != 1 or tensor.stride(-2) != row:
@@ -212,19 +231,12 @@ def _check_tables(
     block_table: torch.Tensor, context_lengths: torch.Tensor, requests: torch.Tensor
 ) -> int:
     """Number of groups."""
-    require_dtype("block_table", block_table, (torch.int32,), "int32 [requests, blocks]")
-    require_shape("block_table", block_table, (None, None), "int32 [requests, blocks]")
-    require_row_contiguous("block_table", block_table)
-
-    require_dtype("context_lengths", context_lengths, (torch.int32,), "int32 [groups]")
-    require_shape("context_lengths", context_lengths, (None,), "int32 [groups]")
-    require_row_contiguous("context_lengths", context_lengths)
+    words = "[requests, blocks]"
+    require_dense_rows("block_table", block_table, torch.int32, (None, None), words)
+    require_dense_rows("context_lengths", context_lengths, torch.int32, (None,), "[groups]")
     groups = context_lengths.shape[0]
-
-    require_dtype("requests", requests, (torch.int32,), f"int32 [{groups}]")
-    wanted = f"int32 [{groups}], one entry for each context length"
-    require_shape("requests", requests, (groups,), wanted)
-    require_row_contiguous("requests", requests)
+    words = f"[{groups}], one entry for each context length"
+    require_dense_rows("requests", requests, torch.int32, (groups,), words)
     return groups
 
 
@@ -244,21 +256,15 @@ def _rows_per_group(rows: int, groups: int) -> int:
 
 
 def _check_scores(scores: torch.Tensor, rows: int) -> None:
-    wanted = f"float32 [{rows}, max_context]"
-    require_dtype("scores", scores, (torch.float32,), wanted)
-    require_shape("scores", scores, (rows, None), wanted)
-    require_row_contiguous("scores", scores)
+    words = f"[{rows}, max_context]"
+    require_dense_rows("scores", scores, torch.float32, (rows, None), words)
     max_context = scores.shape[1]
     if max_context > MAX_CONTEXT:
         raise InputError(
             f"scores must have at most {MAX_CONTEXT} columns, which is what 32 bits can count, "
             f"got {max_context}"
         )
-    if rows > 1 and scores.stride(0) < max_context:
-        raise InputError(
-            f"scores must have rows that do not overlap: a row stride of at least {max_context}, "
-            f"got {scores.stride(0)}"
-        )
+    require_separate_rows("scores", scores, max_context)
 
 
 def _require_apart(output: torch.Tensor, name: str, tensor: torch.Tensor) -> None:

@@ -94,7 +94,7 @@ def _quota(folder: Path) -> float | None:
         try:
             words = " ".join((folder / name).read_text() for name in names).split()
             quota, period = map(float, words)
-        except (OSError, ValueError):  # not there, or "max", which is no limit
+        except (OSError, ValueError):  # not there, or "max", which means no limit
             continue
         if quota > 0 and period > 0:
             return quota / period

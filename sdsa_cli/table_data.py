@@ -57,7 +57,7 @@ class TableData:
     """Heading of a column of long names: where the table has no room for them, they are shown by
     what differs, under a line with what they have in common."""
     not_names: tuple[str, ...] = ("...", "all", "")
-    """Cells of that column that are no names."""
+    """Cells of that column that are not names."""
     rows: list[Row] = field(default_factory=list)
     """The lines, in order."""
 

@@ -7,9 +7,10 @@ import torch
 from sdsa_kernels.checks import (
     check_page_scales,
     check_pages,
+    require_dense_rows,
     require_device,
     require_dtype,
-    require_row_contiguous,
+    require_separate_rows,
     require_shape,
     scale_bytes_of,
 )
@@ -23,40 +24,21 @@ MAX_TOP_K = 65_535
 _OFFSETS = 256  # values of a uint8
 
 
-def _require(
-    name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int | None, ...], words: str
-) -> None:
-    wanted = f"{str(dtype).removeprefix('torch.')} {words}"
-    require_dtype(name, tensor, (dtype,), wanted)
-    require_shape(name, tensor, shape, wanted)
-    require_row_contiguous(name, tensor)
-
-
 def _require_devices(owner: str, device: torch.device, **tensors: torch.Tensor | None) -> None:
     for name, tensor in tensors.items():
         if tensor is not None:
             require_device(name, tensor, device, owner)
 
 
-def _require_separate_rows(name: str, tensor: torch.Tensor, row: int) -> None:
-    """The first dimension's stride is free, as long as no two rows share an entry."""
-    if tensor.shape[0] > 1 and tensor.stride(0) < row:
-        raise InputError(
-            f"must have rows that do not overlap: a first stride of at least {row}, "
-            f"got {tensor.stride(0)}",
-            argument=name,
-        )
-
-
 def _check_pairs(candidates: torch.Tensor, rows: int | None) -> None:
     outer = "rows" if rows is None else rows
     words = f"[{outer}, slots, 2]"
-    _require("candidates", candidates, torch.int32, (rows, None, 2), words)
+    require_dense_rows("candidates", candidates, torch.int32, (rows, None, 2), words)
     if candidates.shape[1] > 1 and candidates.stride(1) != 2:
         raise InputError(
             f"must have contiguous rows, got strides {candidates.stride()}", argument="candidates"
         )
-    _require_separate_rows("candidates", candidates, 2 * candidates.shape[1])
+    require_separate_rows("candidates", candidates, 2 * candidates.shape[1])
 
 
 def check_threshold_select(
@@ -86,13 +68,13 @@ def check_threshold_select(
     require_shape("query", query, (None, None), "bfloat16 or uint8 [rows, n]")
     rows = query.shape[0]
     tiles = -(-rows // TILE_ROWS)
-    _require("row_ends", row_ends, torch.int32, (rows,), f"[{rows}]")
+    require_dense_rows("row_ends", row_ends, torch.int32, (rows,), f"[{rows}]")
     words = f"[{tiles}], one entry for every {TILE_ROWS} rows"
-    _require("tile_requests", tile_requests, torch.int32, (tiles,), words)
-    _require("block_table", block_table, torch.int32, (None, None), "[requests, blocks]")
-    _require("thresholds", thresholds, torch.float32, (rows,), f"[{rows}]")
-    _require("counters", counters, torch.int32, (rows, 2), f"[{rows}, 2]")
-    _require_separate_rows("counters", counters, 2)
+    require_dense_rows("tile_requests", tile_requests, torch.int32, (tiles,), words)
+    require_dense_rows("block_table", block_table, torch.int32, (None, None), "[requests, blocks]")
+    require_dense_rows("thresholds", thresholds, torch.float32, (rows,), f"[{rows}]")
+    require_dense_rows("counters", counters, torch.int32, (rows, 2), f"[{rows}, 2]")
+    require_separate_rows("counters", counters, 2)
     checked_argument("top_k", top_k, int)
     checked_argument("max_context", max_context, int)
     if not 1 <= top_k <= MAX_TOP_K:
@@ -113,9 +95,9 @@ def check_threshold_select(
     if (arrivals is None) != (ranges is None):
         raise InputError("must be given together with ranges, or not at all", argument="arrivals")
     if arrivals is not None and ranges is not None:
-        _require("arrivals", arrivals, torch.int32, (tiles,), words)
-        _require("ranges", ranges, torch.int32, (2, rows), f"[2, {rows}]")
-        _require_separate_rows("ranges", ranges, rows)
+        require_dense_rows("arrivals", arrivals, torch.int32, (tiles,), words)
+        require_dense_rows("ranges", ranges, torch.int32, (2, rows), f"[2, {rows}]")
+        require_separate_rows("ranges", ranges, rows)
     _require_devices(
         "query",
         query.device,
@@ -145,13 +127,13 @@ def check_candidates(
     """
     _check_pairs(candidates, None)
     rows = candidates.shape[0]
-    _require("ranges", ranges, torch.int32, (2, rows), f"[2, {rows}]")
-    _require("top_keys", top_keys, torch.int32, (rows, None), f"[{rows}, top_k]")
+    require_dense_rows("ranges", ranges, torch.int32, (2, rows), f"[2, {rows}]")
+    require_dense_rows("top_keys", top_keys, torch.int32, (rows, None), f"[{rows}, top_k]")
     if not 1 <= top_keys.shape[1] <= MAX_TOP_K:
         raise InputError(
             f"must have 1 to {MAX_TOP_K} columns, got {top_keys.shape[1]}", argument="top_keys"
         )
-    _require_separate_rows("top_keys", top_keys, top_keys.shape[1])
+    require_separate_rows("top_keys", top_keys, top_keys.shape[1])
     _require_devices("candidates", candidates.device, ranges=ranges, top_keys=top_keys)
 
 
@@ -176,16 +158,16 @@ def check_sample(
         A shape, stride, device or number is wrong, or scales are missing or superfluous.
     """
     key_format = check_pages(key_cache, (BF16, NVFP4))
-    _require("block_table", block_table, torch.int32, (None, None), "[requests, blocks]")
+    require_dense_rows("block_table", block_table, torch.int32, (None, None), "[requests, blocks]")
     requests = block_table.shape[0]
-    _require("offsets", offsets, torch.uint8, (None,), "[capacity]")
+    require_dense_rows("offsets", offsets, torch.uint8, (None,), "[capacity]")
     capacity = offsets.shape[0]
     if capacity % TILE_ROWS:
         raise InputError(f"must be a multiple of {TILE_ROWS}, got {capacity}", argument="offsets")
-    _require("sample_ends", sample_ends, torch.int32, (requests,), f"[{requests}]")
+    require_dense_rows("sample_ends", sample_ends, torch.int32, (requests,), f"[{requests}]")
     width = PACKED_DIM if key_format == NVFP4 else DIM
     shape = (requests, capacity, width)
-    _require("sample_keys", sample_keys, key_cache.dtype, shape, str(list(shape)))
+    require_dense_rows("sample_keys", sample_keys, key_cache.dtype, shape, str(list(shape)))
     _require_dense_requests("sample_keys", sample_keys)
     for name, number, most in (
         ("samples_per_run", samples_per_run, MAX_CONTEXT),
@@ -226,7 +208,7 @@ def _require_dense_requests(name: str, tensor: torch.Tensor) -> None:
         raise InputError(
             f"must be contiguous inside a request, got strides {tensor.stride()}", argument=name
         )
-    _require_separate_rows(name, tensor, tensor.shape[1] * tensor.shape[2])
+    require_separate_rows(name, tensor, tensor.shape[1] * tensor.shape[2])
 
 
 def check_sample_thresholds(
@@ -244,14 +226,16 @@ def check_sample_thresholds(
     ValueError
         A shape, stride or device is wrong.
     """
-    _require("sample_scores", sample_scores, torch.float32, (None, None), "[rows, samples]")
+    require_dense_rows(
+        "sample_scores", sample_scores, torch.float32, (None, None), "[rows, samples]"
+    )
     rows = sample_scores.shape[0]
-    _require("sample_top", sample_top, torch.int32, (rows, None), f"[{rows}, rank]")
+    require_dense_rows("sample_top", sample_top, torch.int32, (rows, None), f"[{rows}, rank]")
     if sample_top.shape[1] < 1:
         raise InputError("must have at least 1 column, got 0", argument="sample_top")
-    _require("thresholds", thresholds, torch.float32, (rows,), f"[{rows}]")
-    _require("counters", counters, torch.int32, (rows, 2), f"[{rows}, 2]")
-    _require_separate_rows("counters", counters, 2)
+    require_dense_rows("thresholds", thresholds, torch.float32, (rows,), f"[{rows}]")
+    require_dense_rows("counters", counters, torch.int32, (rows, 2), f"[{rows}, 2]")
+    require_separate_rows("counters", counters, 2)
     _require_devices(
         "sample_scores",
         sample_scores.device,

@@ -6,10 +6,9 @@ import torch
 
 from sdsa_kernels.checks import (
     describe,
+    require_dense_rows,
     require_device,
-    require_dtype,
-    require_row_contiguous,
-    require_shape,
+    require_separate_rows,
 )
 from sdsa_kernels.problem import MAX_CONTEXT
 from sdsa_quant.arguments import checked_argument
@@ -28,19 +27,16 @@ def check_outputs(top_keys: torch.Tensor, top_scores: torch.Tensor | None, rows:
     ValueError
         A shape, stride or device is wrong, or `k` is not 1 to 65,535.
     """
-    wanted = f"int32 [{rows}, k]"
-    require_dtype("top_keys", top_keys, (torch.int32,), wanted)
-    require_shape("top_keys", top_keys, (rows, None), wanted)
+    require_dense_rows("top_keys", top_keys, torch.int32, (rows, None), f"[{rows}, k]")
     k = top_keys.shape[1]
     if not 1 <= k <= MAX_TOP_K:
         raise InputError(f"top_keys must have 1 to {MAX_TOP_K} columns, got {describe(top_keys)}")
-    _require_separate_rows("top_keys", top_keys)
+    require_separate_rows("top_keys", top_keys, k)
     if top_scores is None:
         return
-    wanted = f"float32 [{rows}, {k}], as many entries as top_keys"
-    require_dtype("top_scores", top_scores, (torch.float32,), wanted)
-    require_shape("top_scores", top_scores, (rows, k), wanted)
-    _require_separate_rows("top_scores", top_scores)
+    words = f"[{rows}, {k}], as many entries as top_keys"
+    require_dense_rows("top_scores", top_scores, torch.float32, (rows, k), words)
+    require_separate_rows("top_scores", top_scores, k)
     require_device("top_scores", top_scores, top_keys.device, "top_keys")
 
 
@@ -62,17 +58,13 @@ def check_select_call(
     ValueError
         A shape, stride or device is wrong, or slots are wanted without a block table.
     """
-    require_dtype("scores", scores, (torch.float32,), "float32 [rows, max_context]")
-    require_shape("scores", scores, (None, None), "float32 [rows, max_context]")
-    require_row_contiguous("scores", scores)
+    require_dense_rows("scores", scores, torch.float32, (None, None), "[rows, max_context]")
     rows, max_context = scores.shape
     if max_context > MAX_CONTEXT:
         raise InputError(
             f"must have at most {MAX_CONTEXT} columns, got {max_context}", argument="scores"
         )
-    require_dtype("context_lengths", context_lengths, (torch.int32,), "int32 [groups]")
-    require_shape("context_lengths", context_lengths, (None,), "int32 [groups]")
-    require_row_contiguous("context_lengths", context_lengths)
+    require_dense_rows("context_lengths", context_lengths, torch.int32, (None,), "[groups]")
     groups = context_lengths.shape[0]
     if (rows % groups if groups else rows) or (groups and not rows):
         raise InputError(
@@ -107,21 +99,8 @@ def _check_table(
             raise InputError("must be given for slots=True, got None", argument=name)
     assert block_table is not None
     assert requests is not None
-    require_dtype("block_table", block_table, (torch.int32,), "int32 [requests, blocks]")
-    require_shape("block_table", block_table, (None, None), "int32 [requests, blocks]")
-    require_row_contiguous("block_table", block_table)
-    wanted = f"int32 [{groups}], one entry for each context length"
-    require_dtype("requests", requests, (torch.int32,), wanted)
-    require_shape("requests", requests, (groups,), wanted)
-    require_row_contiguous("requests", requests)
+    words = "[requests, blocks]"
+    require_dense_rows("block_table", block_table, torch.int32, (None, None), words)
+    words = f"[{groups}], one entry for each context length"
+    require_dense_rows("requests", requests, torch.int32, (groups,), words)
     return block_table, requests
-
-
-def _require_separate_rows(name: str, tensor: torch.Tensor) -> None:
-    require_row_contiguous(name, tensor)
-    if tensor.shape[0] > 1 and tensor.stride(0) < tensor.shape[1]:
-        raise InputError(
-            f"must have rows that do not overlap: a row stride of at least {tensor.shape[1]}, "
-            f"got {tensor.stride(0)}",
-            argument=name,
-        )

@@ -66,7 +66,7 @@ def compare_selection(
         Input, floating point ``[rows, heads]``; every weight is 1 without them.
     selected : torch.Tensor
         Input, integers ``[rows, k]``, or ``[rows, heads, k]`` where heads select blocks. What is
-        negative or beyond what a row sees is no choice.
+        negative or beyond what a row sees is not a choice.
     lengths : torch.Tensor
         Input, integers ``[rows]``: keys that each row sees.
     """

@@ -168,7 +168,7 @@ def _load(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise InputError(
-            "holds other things than tensors, or is no file of torch.save; save the tensors alone",
+            "holds other things than tensors, or is not a torch.save file; save the tensors alone",
             source=path,
         ) from None
     except (RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError) as error:

@@ -60,7 +60,7 @@ class RuleWeights:
 
     @property
     def matrix(self) -> torch.Tensor:
-        """float64 ``[128, 128]``: ``W``, symmetric, its diagonal of mean 1 but for rounding."""
+        """float64 ``[128, 128]``: ``W``, symmetric, its diagonal of mean 1 except for rounding."""
         lower = self.factor.double() * self.step
         lower.diagonal().fill_(1.0)
         return lower.T @ (self.pivots.double().unsqueeze(1) * lower)

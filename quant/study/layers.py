@@ -297,7 +297,7 @@ def _layer(
     elif inputs.causal:
         row_lengths = _causal_lengths(query_tensor, row_requests, row_lengths)
     if inputs.mean_pool > 1:
-        pool = inputs.mean_pool  # of whole pools only: the rest is no key yet
+        pool = inputs.mean_pool  # of whole pools only: the rest is not a key yet
         lengths = tuple(length // pool for length in keys.context_lengths)
         keys = replace(keys, context_lengths=lengths, pool=pool)
         row_lengths = [length // pool for length in row_lengths]

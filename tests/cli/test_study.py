@@ -161,7 +161,7 @@ def test_names_like_numbers_stay_names_and_undefined_is_null(sdsa: Run, tmp_path
     assert layer["layer"] == "NaN.Infinity"
     assert layer["accuracy"]["cosine"]["mean"] is None
     assert layer["key_error"] is None
-    # CASES 25: every key is as good as any other, which is no merit of a format.
+    # CASES 25: every key is as good as any other, which is not a merit of a format.
     assert layer["accuracy"]["rows_constant"] == 2
     assert layer["accuracy"]["top_k"][0]["recall"]["minimum"] is None
 

@@ -38,7 +38,7 @@ def launch_tensor_core(session: Session, problem: Problem, ctas: int | None) -> 
 def launch_planned(session: Session, problem: Problem, other: Problem) -> None:
     """Launch a call with the plan of another one, which has everything but the addresses.
 
-    What the other one's tensors hold is no device memory.
+    What the other one's tensors hold is not device memory.
     """
     from sdsa_kernels.cute import backend as cute_scores
     from sdsa_kernels.plans import addresses_of

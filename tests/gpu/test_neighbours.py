@@ -78,7 +78,7 @@ def scored_call(lengths: list[int], kind: str, backend: str, generator: torch.Ge
 
 
 def inputs(problem: Problem) -> dict[str, torch.Tensor]:
-    """Everything that a kernel in front may write, but for the keys."""
+    """Everything that a kernel in front may write, except for the keys."""
     names = ("query", "query_scales", "block_table", "context_lengths", "requests")
     return {name: getattr(problem, name) for name in names if getattr(problem, name) is not None}
 

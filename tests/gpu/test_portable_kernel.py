@@ -1,6 +1,6 @@
 """The portable Triton kernel in graphs, which Triton before 3.6 would run.
 
-Its scores are held against the contract in `test_scores_cuda`.
+Its scores are compared with the contract in `test_scores_cuda`.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Where:
         raise NotImplementedError
 
     def scores_of(self, problem: Problem) -> torch.Tensor:
-        """The scores of a problem, which are held against the reference first."""
+        """The scores of a problem, which are compared with the reference first."""
         scored = self.run(problem)
         assert_scores(scored, exact=False)
         return scored.scores

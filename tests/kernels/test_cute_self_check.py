@@ -195,7 +195,7 @@ def test_no_memory_for_the_check_is_no_reason_to_fail(
         patch.setattr(cute_self_check, "exact_problem", full)
         with pytest.warns(UserWarning, match="could not be made: CUDA out of memory"):
             assert not is_trusted(0, VARIANT)
-    assert known_reason_against(0, VARIANT) is None, "a check that did not run is no verdict"
+    assert known_reason_against(0, VARIANT) is None, "a check that did not run is not a verdict"
     assert is_trusted(0, VARIANT)
 
 

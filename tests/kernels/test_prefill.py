@@ -1,4 +1,4 @@
-"""The prefill calls on a CPU, held against plain loops over a row's scores."""
+"""The prefill calls on a CPU, compared with plain loops over a row's scores."""
 
 from __future__ import annotations
 

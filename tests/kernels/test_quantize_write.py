@@ -17,7 +17,7 @@ from support.rule_cases import some_weights
 
 
 def arguments(generator: torch.Generator, **changes: Any) -> dict[str, Any]:
-    """A right call of 5 keys and 3 query rows into poisoned outputs, but for the changes."""
+    """A right call of 5 keys and 3 query rows into poisoned outputs, except for the changes."""
     key_cache, key_scales = page_views(torch.full((2, 4608), 0xA5, dtype=torch.uint8), "nvfp4")
     call = {
         "key": gaussian_values((5, 128), generator),

@@ -50,7 +50,7 @@ def test_agrees_with_independent_conversions(generator: torch.Generator) -> None
         choices = [independent_block(block, largest) for largest in (6, 4)]
         errors = [np.square(decoded.astype(np.float64) - block).sum() for *_, decoded in choices]
         if math.isclose(errors[0], errors[1], rel_tol=1e-5):
-            continue  # a draw but for rounding
+            continue  # a draw except for rounding
         wanted = choices[int(errors[1] < errors[0])]
         assert np.array_equal(code, wanted[0])
         assert int(scale.view(torch.uint8)) == wanted[1]

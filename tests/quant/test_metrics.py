@@ -88,7 +88,7 @@ def test_softmax_scale_scales_the_scores_before_the_softmax() -> None:
 
 
 def test_mass_of_scores_whose_powers_overflow() -> None:
-    # exp(1000) is no float64; the ratio exp(999 - 1000) is.
+    # exp(1000) is not a float64; the ratio exp(999 - 1000) is.
     kept = one_top_k([0.0, 1.0, -1.0], [1000.0, 999.0, -1000.0], 1)
     assert kept.mass == pytest.approx(math.exp(-1))
 

@@ -34,7 +34,7 @@ from support.studies import LENGTHS, layer_inputs, save_layers
 # Eight keys (6, v, 0, ...) and the query row (0, 6, 0, ...): the scores are 6 v. The 6 sets every
 # scale: 1 for NVFP4 and MXFP4, 6 / 448 for FP8. What the formats make of v, by hand:
 #   E2M1, scale 1: 3.25 and 3.375 to 3, 4.5 to 4, 1.25 (a tie) to 1, .3125 to .5, -5.25 to -6
-#   4over6: the same but for 4.5 = 3 x 1.5, for which scale 1.5 wins; the others are draws or worse
+#   4over6: the same except 4.5 = 3 x 1.5, for which scale 1.5 wins; the others are draws or worse
 #   FP8: v x 448 / 6 = 448, 242.7, 336, 252, 93.3, 23.3, -46.7, -392 to the codes below
 VALUES = [6.0, 3.25, 4.5, 3.375, 1.25, 0.3125, -0.625, -5.25]
 E2M1 = [6.0, 3.0, 4.0, 3.0, 1.0, 0.5, -0.5, -6.0]

@@ -2,7 +2,7 @@
 
 An *order key* is the int32 of a score's bits, with the lower 31 turned over for negative numbers:
 the larger, the earlier a score is. -0 gets the key of +0. NaN gets the least key but one, and the
-least is for what is no score at all.
+least is for what is not a score at all.
 
 A search narrows a bracket: at least `rank` keys reach its lower end, fewer its upper end. A step
 cuts it into 2,048 equal bins, counts the keys in each (shared memory adds ones to one bin for many
