@@ -39,7 +39,7 @@ def reason_unsupported(problem: SelectProblem) -> str | None:
     found = capability(device_index(problem.device))
     if found not in ARCHITECTURES:
         names = ", ".join(f"SM{major}{minor}" for major, minor in ARCHITECTURES)
-        return f"it has kernels for {names}, this is an SM{found[0]}{found[1]}"
+        return f"it has kernels for {names}, and this is an SM{found[0]}{found[1]}"
     return reason_against_dsl(package_version(DISTRIBUTION))
 
 

@@ -111,7 +111,7 @@ def _open_npy(path: Path) -> TensorFile:
     size = math.prod(sizes) * DTYPES[dtype][1] // 8
     if min(sizes, default=0) < 0 or start + size != status.st_size:
         raise InputError(
-            f"is not a whole .npy file: {descr} {sizes} takes {size:,} bytes, it has "
+            f"is not a whole .npy file: {descr} {sizes} takes {size:,} bytes, but it has "
             f"{max(status.st_size - start, 0):,}",
             source=path,
         )
