@@ -1,6 +1,6 @@
 """The opt-in checked mode (``SDSA_CHECK=1``): read what a call's indices say, and validate it.
 
-Lengths, requests and page numbers of a scoring call; slots and query rows of a write.
+Lengths, requests and page numbers of a scoring call or a selection; slots and rows of a write.
 
 It synchronizes with the device, so it is for debugging an engine and never for a graph.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 
 from sdsa_quant.errors import InputError
-from sdsa_quant.layout import PAGE
+from sdsa_quant.layout import INT32_MAX, PAGE
 
 from .problem import ScoreProblem, WriteProblem
+from .selection.problem import SelectProblem
 
 
 def _first(mask: torch.Tensor) -> int:
@@ -28,16 +29,41 @@ def check_device_values(problem: ScoreProblem) -> None:
         A length is negative or needs more pages than the block table has columns, a request is not
         a row of the block table, or a page number below a group's length is not in the cache.
     """
-    lengths = problem.context_lengths.long().cpu()
-    requests = problem.requests.long().cpu()
-    table = problem.block_table.cpu()
+    lengths = _checked_lengths(problem.context_lengths, problem.max_context)
+    _check_pages(lengths, problem.requests, problem.block_table, problem.key_cache.shape[0])
+
+
+def check_selection_values(problem: SelectProblem) -> None:
+    """Check every length and, where slots are wanted, every request and page number.
+
+    Raises
+    ------
+    ValueError
+        A length is negative; or it needs more pages than the block table has columns, a request is
+        not a row of the block table, or a page number below a length is negative.
+    """
+    lengths = _checked_lengths(problem.context_lengths, problem.max_context)
+    if problem.requests is not None and problem.block_table is not None:
+        _check_pages(lengths, problem.requests, problem.block_table, None)
+
+
+def _checked_lengths(context_lengths: torch.Tensor, max_context: int) -> torch.Tensor:
+    """int64 lengths on the CPU, none negative, clamped."""
+    lengths = context_lengths.long().cpu()
     negative = lengths < 0
     if negative.any():
         group = _first(negative)
         raise InputError(
             f"context_lengths must not be negative, got {int(lengths[group])} for group {group}"
         )
-    lengths = lengths.clamp(max=problem.max_context)
+    return lengths.clamp(max=max_context)
+
+
+def _check_pages(
+    lengths: torch.Tensor, requests: torch.Tensor, table: torch.Tensor, pages_there: int | None
+) -> None:
+    """Check what `lengths` make a kernel read of requests and table."""
+    requests, table = requests.long().cpu(), table.cpu()
     used = lengths > 0
     bad_request = used & ((requests < 0) | (requests >= table.shape[0]))
     if bad_request.any():
@@ -59,11 +85,13 @@ def check_device_values(problem: ScoreProblem) -> None:
     needed.scatter_reduce_(0, requests[used], pages[used], reduce="amax")
     columns = torch.arange(table.shape[1], dtype=torch.int64, device="cpu")
     read = columns[None, :] < needed[:, None]
-    bad_page = read & ((table < 0) | (table >= problem.key_cache.shape[0]))
+    most = INT32_MAX if pages_there is None else pages_there - 1
+    bad_page = read & ((table < 0) | (table > most))
     if bad_page.any():
         request, column = (int(i) for i in bad_page.nonzero()[0])
+        wanted = "pages" if pages_there is None else f"pages 0 to {most}"
         raise InputError(
-            f"block_table must hold pages 0 to {problem.key_cache.shape[0] - 1} below a group's "
+            f"block_table must hold {wanted} below a group's "
             f"length, got {int(table[request, column])} at request {request}, block {column}"
         )
 

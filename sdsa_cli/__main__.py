@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import io
 import os
 import signal
@@ -25,6 +27,7 @@ def main() -> None:
     # As an exit, so that half-written outputs are removed on the way.
     signal.signal(signal.SIGTERM, _exit_on_signal)
     _open_closed_streams()
+    _tell_fatal_signals()
     _write_whatever_the_encoding()
     prepare_threads()
     try:
@@ -34,6 +37,12 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _tell_fatal_signals() -> None:
+    """Let a signal that ends the process at once, such as of a mapped file cut short, be told."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a descriptor
+        faulthandler.enable(sys.stderr, all_threads=False)
 
 
 def _open_closed_streams() -> None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from sdsa_kernels.cute import select as cute_select
+from sdsa_kernels.switches import checked_mode
 from sdsa_kernels.triton import select as triton_select
+from sdsa_kernels.value_checks import check_selection_values
 from sdsa_quant.errors import InputError, UnsupportedError
 
 from . import torch_select
@@ -86,13 +88,16 @@ def select_top_k(
     TypeError
         An argument is not a tensor or has the wrong dtype.
     ValueError
-        A shape, stride or device is wrong, or slots are wanted without a block table.
+        A shape, stride or device is wrong, or slots are wanted without a block table. With
+        ``SDSA_CHECK=1`` in the environment, also a length, request or page number out of range.
     RuntimeError
         No backend, or not the one asked for, can serve this call on this machine.
     """
     problem = check_select_call(
         scores, context_lengths, top_keys, top_scores, block_table, requests, slots
     )
+    if checked_mode():
+        check_selection_values(problem)
     _choose(problem, backend).launch(problem)
 
 

@@ -30,6 +30,14 @@ _NPY_DTYPES = {
     "<f2": "F16", "<f4": "F32", "<f8": "F64", "|i1": "I8", "|u1": "U8", "<i2": "I16",
     "<u2": "U16", "<i4": "I32", "<u4": "U32", "<i8": "I64", "<u8": "U64", "|b1": "BOOL",
 }  # fmt: skip
+_OTHER_KINDS = {
+    b"version https://": "a Git LFS pointer (git lfs pull fetches the file)",
+    b"GGUF": "a GGUF file",
+    b"\x89HDF\r\n": "an HDF5 file",
+    b"PAR1": "a Parquet file",
+    b"\x1f\x8b": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+}
 _CONVERT = {
     "npz": "from safetensors.numpy import save_file; "
     "save_file(dict(numpy.load({name!r})), {out!r})",
@@ -57,6 +65,9 @@ def open_tensor_file(path: Path) -> TensorFile:
     pickled = start.startswith(_PICKLE_MAGIC) and start[4:8] != bytes(4)
     if start.startswith(_ZIP_MAGIC) or pickled:
         return PickledFile(path)
+    for magic, what in _OTHER_KINDS.items():
+        if start.startswith(magic):
+            raise InputError(f"is {what}, not a safetensors file", source=path)
     if path.suffix == ".bin":
         raise _to_convert(path, "bin", "has no header that says what it holds")
     return open_safetensors(path)

@@ -185,3 +185,39 @@ def test_slots_that_int32_cannot_count() -> None:
             key_scales=problem.key_scales,
             slots=True,
         )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "requests", "table", "message"),
+    [
+        ([-5, 50], [0, 1], [[0, 1], [2, 3]], "context_lengths must not be negative, got -5"),
+        ([90, 50], [0, 9], [[0, 1], [2, 3]], "requests must be rows of block_table, 0 to 1, got 9"),
+        ([90, 50], [0, -1], [[0, 1], [2, 3]], "requests must be rows of block_table"),
+        ([90, 50], [0, 1], [[0], [2]], "block_table must have 2 columns for length 90"),
+        ([90, 50], [0, 1], [[0, -1], [2, 3]], "block_table must hold pages below .* got -1"),
+    ],
+    ids=["length", "request", "negative", "columns", "page"],
+)
+def test_the_checked_mode_reads_what_a_selection_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+    lengths: list[int],
+    requests: list[int],
+    table: list[list[int]],
+    message: str,
+) -> None:
+    monkeypatch.setenv("SDSA_CHECK", "1")
+
+    def select(lengths: list[int], requests: list[int], table: list[list[int]]) -> None:
+        numbers = [torch.tensor(each, dtype=torch.int32) for each in (lengths, requests, table)]
+        select_top_k(
+            torch.zeros(2, 100),
+            numbers[0],
+            top_keys=torch.zeros(2, 7, dtype=torch.int32),
+            block_table=numbers[2],
+            requests=numbers[1],
+            slots=True,
+        )
+
+    with pytest.raises(InputError, match=message):
+        select(lengths, requests, table)
+    select([90, 0], [0, 7], [[0, 1], [2, 3]])

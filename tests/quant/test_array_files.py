@@ -86,6 +86,22 @@ def test_other_files_are_named_with_what_converts_them(tmp_path: Path) -> None:
         open_tensors(tmp_path / "c.bin")
 
 
+@pytest.mark.parametrize(
+    ("start", "what"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "is a Git LFS pointer"),
+        (b"GGUF\3\0\0\0", "is a GGUF file"),
+        (b"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
+        (b"\x1f\x8b\x08\0", "is compressed by gzip"),
+    ],
+    ids=["lfs", "gguf", "hdf5", "gzip"],
+)
+def test_files_of_other_kinds_are_named(tmp_path: Path, start: bytes, what: str) -> None:
+    (tmp_path / "x.safetensors").write_bytes(start + bytes(100))
+    with pytest.raises(InputError, match=rf"x\.safetensors: {what}"):
+        open_tensors(tmp_path / "x.safetensors")
+
+
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     whole = save_npy(tmp_path / "a.npy", torch.ones(4, 128), "<f4").read_bytes()
     for number, content in enumerate((whole[:-1], whole + b"x", whole[:30], whole[:9])):
