@@ -15,6 +15,7 @@ from sdsa_kernels.scores import indexer_scores
 from sdsa_quant.accuracy.query_loss import QueryLoss, query_loss
 from sdsa_quant.errors import InputError
 from sdsa_quant.formats.nvfp4 import AMAX_OVER_6, quantize_nvfp4
+from sdsa_quant.formats.rule_weights import RuleWeights
 from sdsa_quant.formats.transforms import KeyTransform
 from sdsa_quant.layout import BF16, MAX_ROWS, NVFP4
 from sdsa_quant.paging import PagedKeys
@@ -134,6 +135,7 @@ def make_task(
     query_name: str = "query",
     transform: KeyTransform = PLAIN,
     rule: str = AMAX_OVER_6,
+    weights: RuleWeights | None = None,
     device: torch.device | str = "cpu",
     backend: str = "auto",
 ) -> ScoreTask:
@@ -154,7 +156,9 @@ def make_task(
     transform : KeyTransform
         What was done to the cache's keys: rows are rotated alike, scores restored.
     rule : str
-        How the scales of NVFP4 query rows are chosen.
+        How the codes and scales of NVFP4 query rows are chosen.
+    weights : RuleWeights, optional
+        What the rule ``"covariance"`` needs, and no other rule takes: from the covariance of keys.
     device, backend : str
         Where to score, and with what.
 
@@ -186,7 +190,7 @@ def make_task(
     transform = transform.to(device)
     transformed, query_scales, loss = transform.apply_query(unquantized), None, None
     if query_format == NVFP4:
-        scored, query_scales = quantize_nvfp4(transformed, rule=rule)
+        scored, query_scales = quantize_nvfp4(transformed, rule=rule, weights=weights)
         loss = query_loss(transformed, scored, query_scales)
     else:
         scored = transformed.to(torch.bfloat16)

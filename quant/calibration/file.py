@@ -24,6 +24,7 @@ from sdsa_quant.layout import DIM
 from .layer import LayerCalibration, Moments
 
 FORMAT = "sdsa-calibration"
+NONE = "none"  # what stands for no digest in a cache's header
 VERSION = "1"
 _SHAPES = {
     "key_mean": ("F64", torch.float64, (DIM,)),
@@ -65,6 +66,32 @@ class Calibration:
                 return layer
         names = ", ".join(layer.name for layer in self.layers[:8])
         raise InputError(f"has no layer {name}; there are {names}", source=self.path)
+
+    def layer_of_cache(self, digest: str) -> LayerCalibration:
+        """The layer whose statistics a cache was made with, by the digest in its header.
+
+        A cache that names none, with ``"none"``, goes with a calibration of one layer.
+
+        Raises
+        ------
+        ValueError
+            No layer has that digest, or the cache names none and there are several layers.
+        """
+        if digest != NONE:
+            for layer in self.layers:
+                if layer.digest == digest:
+                    return layer
+            raise InputError(
+                f"has no layer of the statistics that the cache was made with, {digest}",
+                source=self.path,
+            )
+        if len(self.layers) > 1:
+            raise InputError(
+                f"must have one layer for a cache that does not name its own, "
+                f"got {len(self.layers)}",
+                source=self.path,
+            )
+        return self.layers[0]
 
     def merged(self, other: Calibration) -> Calibration:
         """The statistics of both captures together, layer by layer.

@@ -79,6 +79,15 @@ def score(
             help="What the query rows are scored as, bf16 or nvfp4; default: as the cache's keys.",
         ),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibration",
+            metavar="STATS",
+            help="Choose the codes of NVFP4 query rows by what the cache's layer of keys loses "
+            "least by: statistics, as sdsa calibrate writes them.",
+        ),
+    ] = None,
     baseline: Annotated[
         Path | None,
         typer.Option(
@@ -144,6 +153,7 @@ def score(
         rows_per_group=at_least_one("--rows-per-group", rows_per_group),
         requests=requests,
         query_format=query_format,
+        calibration=calibration,
         baseline=baseline,
         keys=keys,
         top_k=parse_top_k(top_k),
@@ -166,7 +176,8 @@ def score(
 
 
 def _sink(options: ScoreOptions, as_json: bool, report: str | None, force: bool) -> Output:
-    inputs = [options.queries, *([] if options.baseline is None else [options.baseline])]
+    others = (options.baseline, options.calibration)
+    inputs = [options.queries, *(each for each in others if each is not None)]
     if not options.cache.is_dir():  # which is refused when it is opened
         inputs.append(options.cache)
     outputs = [] if options.output is None else [options.output]
@@ -235,13 +246,24 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
 
 def _plan(options: ScoreOptions, cache: CacheFile, queries: Queries) -> ScoreTask:
     from sdsa_kernels.scoring.task import make_task, takes_tiled_scales
-    from sdsa_quant.formats.nvfp4 import query_rule
+    from sdsa_quant.calibration.file import read_calibration
+    from sdsa_quant.formats.nvfp4 import COVARIANCE, query_rule
     from sdsa_quant.formats.scale_order import TILED
+    from sdsa_quant.layout import NVFP4
 
     requests = requests_of_groups(options, queries, cache.context_lengths.shape[0])
     query_format = options.query_format or cache.header.format
     tiled = cache.header.scale_order == TILED
     tiled = tiled and takes_tiled_scales(options.device, query_format, options.backend)
+    rule, weights = query_rule(cache.header.rule), None
+    if options.calibration is not None:
+        if query_format != NVFP4:
+            raise InputError(
+                f"is for NVFP4 query rows, and these are scored as {query_format}",
+                argument="calibration",
+            )
+        layer = read_calibration(options.calibration).layer_of_cache(cache.header.calibration)
+        rule, weights = COVARIANCE, layer.query_weights(cache.header.rotate)
     return make_task(
         queries.values,
         cache.paged_keys(tiled_scales=tiled),
@@ -249,7 +271,8 @@ def _plan(options: ScoreOptions, cache: CacheFile, queries: Queries) -> ScoreTas
         query_format=query_format,
         query_name=f"{queries.tensor.path}, tensor {queries.tensor.name}",
         transform=cache.transform,
-        rule=query_rule(cache.header.rule),
+        rule=rule,
+        weights=weights,
         device=options.device,
         backend=options.backend,
     )

@@ -32,6 +32,8 @@ class ScoreOptions:
     """Requests of the groups, or the name of their tensor, as ``--requests`` gives them."""
     query_format: str | None
     """What the rows are to be scored as, as ``--query-format`` names it."""
+    calibration: Path | None
+    """Statistics that NVFP4 query rows are quantized with."""
     baseline: Path | None
     """File of unquantized keys."""
     keys: str | None

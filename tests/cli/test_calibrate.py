@@ -102,3 +102,33 @@ def test_headers_of_version_3() -> None:
     for field, value in (("version", "1"), ("calibration", "x"), ("rule", "amax/6")):
         with pytest.raises(InputError, match="header field"):
             CacheHeader.from_metadata({**header.metadata(), field: value})
+
+
+@pytest.mark.usefixtures("capture")
+def test_score_quantizes_query_rows_with_the_statistics_of_the_cache(
+    sdsa: Run, generator: torch.Generator
+) -> None:
+    sdsa(*STATS)
+    sdsa(*COVARIANCE, "--rotate", "hadamard", "--center", "channel", "-o", "cache.safetensors")
+    query = ("--queries", "capture.safetensors", "--query-name", "layers.1.queries")
+    how = [*query, "--rows-per-group", "8", "--requests", "0,0", "--json"]
+    how += ["--baseline", "capture.safetensors", "--keys", "layers.1.keys"]
+    plain = sdsa("score", "cache.safetensors", *how)
+    calibrated = sdsa("score", "cache.safetensors", *how, "--calibration", "stats.safetensors")
+    documents = [json.loads(each.stdout) for each in (plain, calibrated)]
+    assert documents[1]["inputs"]["calibration"] == "stats.safetensors"
+    errors = [each["accuracy"]["relative_l2"]["mean"] for each in documents]
+    assert errors[1] < 0.9 * errors[0]
+
+    stats = ("--calibration", "stats.safetensors")
+    refused = sdsa("score", "cache.safetensors", *how, *stats, "--query-format", "bf16")
+    refused.fails_with(2, "--calibration is for NVFP4 query rows")
+    sdsa(*BUILD, "--rule", "search", "-o", "other.safetensors")
+    refused = sdsa("score", "other.safetensors", *how, *stats)
+    refused.fails_with(2, "must have one layer for a cache that does not name its own, got 2")
+    changed = {"layers.1.keys": correlated(100, generator).bfloat16()}
+    changed["layers.1.queries"] = correlated(16, generator).bfloat16()
+    save_file(changed, "changed.safetensors")
+    sdsa("calibrate", "changed.safetensors", "changed.safetensors", "-o", "others.safetensors")
+    refused = sdsa("score", "cache.safetensors", *how, "--calibration", "others.safetensors")
+    refused.fails_with(2, "has no layer of the statistics that the cache was made with")
