@@ -35,12 +35,15 @@ def expected_scores(names: dict[str, Any], length: int) -> torch.Tensor:
 def test_an_engine_step_scores_what_it_wrote() -> None:
     blocks = BLOCKS.findall(ENGINE.read_text(encoding="utf-8"))
     before_the_graph = [block for block in blocks if "CUDAGraph" not in block]
-    assert len(before_the_graph) == len(blocks) - 1 == 3
+    assert len(before_the_graph) == len(blocks) - 1 == 5
     source = [block.replace('"cuda" if', '"cpu" if') for block in before_the_graph]
     names = run_blocks(source, ENGINE)
     torch.testing.assert_close(
         names["scores"][:2, :100].double(), expected_scores(names, 100), rtol=1e-5, atol=1e-5
     )
+    best = names["scores"][:2, :100].topk(names["k"]).indices.sort().values
+    assert torch.equal(names["top_slots"][:2], best.int()), "pages 0 and 1: slots are key indices"
+    assert (names["top_slots"][2:] == -1).all()
 
 
 @pytest.mark.gpu
