@@ -225,10 +225,11 @@ def _plan(
     flags: list[Callable[[], np.ndarray]] = []
     within = np.arange(size)
     # Lanes that copy the same bytes to the same place, as in NVIDIA's kernels, copy them once.
-    _, first = np.unique(
-        np.stack((targets, sources.astype(np.int64), sizes)), axis=1, return_index=True
-    )
-    alone = np.isin(np.arange(len(targets)), first)
+    alone = np.ones(len(targets), bool)
+    if len(set(targets.tolist())) < len(targets):
+        copies = np.stack((targets, sources.astype(np.int64), sizes))
+        _, first = np.unique(copies, axis=1, return_index=True)
+        alone = np.isin(np.arange(len(targets)), first)
     # Lanes of one size and region go together, in two steps.
     for kept in np.unique(sizes).tolist():
         chosen = np.flatnonzero((sizes == kept) & alone)

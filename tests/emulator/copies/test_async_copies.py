@@ -135,6 +135,21 @@ def test_planted_bugs(bug: str) -> None:
         _pipeline(PIPELINE.replace(right, wrong), policy=LATE)
 
 
+def test_lanes_may_copy_the_same_bytes_to_the_same_place() -> None:
+    body = """
+        .shared .align 16 .b8 box[64]; .reg .b32 %row; .reg .b64 %g;
+        and.b32 %row, %t, 3; ld.param.b64 %g, [p0]; mad.wide.u32 %g, %row, 4, %g;
+        mov.u32 %d0, box; mad.lo.u32 %row, %row, 4, %d0;
+        cp.async.ca.shared.global [%row], [%g], 4; cp.async.wait_all; bar.sync 0;
+        ld.shared.b32 %d0, [%row];
+    """
+    words = np.arange(32, dtype=np.uint32) + 7
+    (got,) = run_lanes(body, [words], [np.uint32])
+    assert np.array_equal(got, words[np.arange(32) % 4])
+    with pytest.raises(InFlightWrite):  # other bytes to the same place
+        run_lanes(body.replace("%row, 4, %g;", "%t, 4, %g;"), [words], [np.uint32])
+
+
 def test_nobody_waits_for_the_last_copy() -> None:
     body = START + "cp.async.ca.shared.global [%row], [%g], 8; mov.b64 %d0, 0;"
     with pytest.raises(UnfinishedAsync, match=r"cp\.async\.ca"):

@@ -78,6 +78,21 @@ def test_attention(kernels: Any, capability: int, specialized: bool) -> None:
         assert kernels.relative_error(given["output"], expected) < 2e-3
 
 
+def test_tensor_maps_of_the_host(kernels: Any) -> None:
+    random, (m, n, k) = np.random.default_rng(3), (256, 128, 256)
+    a, b = (random.integers(-3, 4, (rows, k)).astype(np.float16) for rows in (m, n))
+    d = np.zeros((m, n), np.float16)
+    given = {"a_map": (a, (128, 64)), "b_map": (b, (64, 64)), "d_map": (d, (128, 64)), "depth": k}
+    constants = {"rows": 128, "columns": 64, "step": 64}
+    compiled = kernels.compile_kernel(kernels.gemm_of_maps, 100, given, constants)
+    for seed in range(8):
+        d[...] = 0
+        report = compiled.run((m // 128, n // 64), given, seed)
+        np.testing.assert_array_equal(d, a.astype(float) @ b.T.astype(float))
+        # Customary, and not promised by the ISA.
+        assert report.notes["copy over what the generic proxy wrote, without a proxy fence"] > 0
+
+
 @pytest.mark.parametrize(("capability", "specialized"), [(100, False), (100, True), (120, False)])
 def test_tensor_maps_that_a_kernel_makes(kernels: Any, capability: int, specialized: bool) -> None:
     random, (m, n, k) = np.random.default_rng(6), (256, 128, 128)

@@ -17,6 +17,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from emulator import Region, Report, run_kernel
+from emulator.copies.tensor_map import DataType, TensorMap
+from emulator.copies.tensor_map_form import pack
 
 from .kernel_image import ptx_kernels
 
@@ -50,17 +52,30 @@ class Compiled:
     scratch: int
 
     def run(self, grid: tuple[int, ...], given: Mapping[str, Any], seed: int) -> Report:
-        """Run it; arrays among what is given hold what it has written afterwards."""
+        """Run it; arrays among what is given hold what it has written afterwards.
+
+        A matrix with the rows and columns of a box stands for a tensor map of it.
+        """
         facts = ptx_kernels(self.ptx)[self.name]
-        parameters, regions = bytearray(facts.parameter_bytes), []
-        values = [given[name] for name in self.arguments]
-        values += [self.scratch * prod(grid)] if self.scratch else []
+        parameters, regions, arrays = bytearray(facts.parameter_bytes), [], []
+        values: list[Any] = []
+        for name in self.arguments:
+            value = given[name]
+            array, box = value if isinstance(value, tuple) else (value, None)
+            if isinstance(array, np.ndarray):
+                value = _FIRST_ADDRESS + len(regions) * _SPACING
+                regions.append(Region(name, value, array))
+                arrays.append(array)
+            # Behind a map its sizes and strides follow.
+            values += [value] if box is None else [_map_of(value, array, box), *array.shape]
+            values += [] if box is None else [array.shape[1], 1]
+        if self.scratch:
+            values.append(_FIRST_ADDRESS + len(regions) * _SPACING)
+            regions.append(Region("scratch", values[-1], self.scratch * prod(grid)))
         for place, value in zip(facts.parameters, values, strict=False):
-            is_scratch = self.scratch and value is values[-1]
-            if isinstance(value, np.ndarray) or is_scratch:
-                base = _FIRST_ADDRESS + len(regions) * _SPACING
-                regions.append(Region(f"argument {len(regions)}", base, value))
-                value = base
+            if isinstance(value, bytes):
+                parameters[place.offset : place.offset + place.size] = value
+                continue
             code = "<f" if isinstance(value, float) else "<Q" if place.size == 8 else "<i"
             struct.pack_into(code, parameters, place.offset, value)
         report = run_kernel(
@@ -73,10 +88,18 @@ class Compiled:
             self.shared_bytes,
             seed,
         )
-        arrays = (value for value in values if isinstance(value, np.ndarray))
         for array, region in zip(arrays, regions, strict=False):
             array[...] = region.data.view(array.dtype).reshape(array.shape)
         return report
+
+
+def _map_of(address: int, matrix: np.ndarray, box: tuple[int, int]) -> bytes:
+    """A tensor map of a matrix of FP16, with boxes of 128 bytes a row."""
+    height, width = matrix.shape
+    form = TensorMap(
+        DataType.FLOAT16, address, (width, height), (2 * width,), box[::-1], (1, 1), 0, 3, 2, 0
+    )
+    return pack(form)
 
 
 def compile_kernel(
@@ -86,14 +109,12 @@ def compile_kernel(
     names = [name for name in kernel.arg_names if name not in constants]
     signature = dict.fromkeys(constants, "constexpr")
     for name in names:
-        value = given[name]
-        is_array = isinstance(value, np.ndarray)
-        signature[name] = _TYPES[value.dtype] if is_array else _scalar(value)
+        signature[name] = _type_of(given[name])
     signature = {name: signature[name] for name in kernel.arg_names}
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(kernel.arg_names)
-        if name in given and (isinstance(given[name], np.ndarray) or given[name] % 16 == 0)
+        if isinstance(given.get(name), np.ndarray) or given.get(name, 1) in (64, 128, 256)
     }
     source = ASTSource(kernel, signature, constexprs=dict(constants), attrs=aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
@@ -109,7 +130,12 @@ def compile_kernel(
     )
 
 
-def _scalar(value: int | float) -> str:
+def _type_of(value: Any) -> str:
+    """As Triton's signatures have it."""
+    if isinstance(value, tuple):
+        return f"tensordesc<fp16[{value[1][0]},{value[1][1]}]>"
+    if isinstance(value, np.ndarray):
+        return _TYPES[value.dtype]
     return "fp32" if isinstance(value, float) else "i32"
 
 
@@ -159,6 +185,18 @@ def attention(
         highest = now
     result = (total / weight[:, None]).to(tl.float16)
     tl.store(output + row[:, None] * depth + inner[None, :], result)
+
+
+@triton.jit
+def gemm_of_maps(
+    a_map, b_map, d_map, depth, rows: tl.constexpr, columns: tl.constexpr, step: tl.constexpr
+):
+    """One tile of D = A B^T with tensor maps of the host, FP16 with FP32 sums."""
+    row, column = tl.program_id(0) * rows, tl.program_id(1) * columns
+    total = tl.zeros((rows, columns), tl.float32)
+    for start in tl.range(0, depth, step):
+        total = tl.dot(a_map.load([row, start]), b_map.load([column, start]).T, total)
+    d_map.store([row, column], total.to(tl.float16))
 
 
 @triton.jit

@@ -63,6 +63,9 @@ class MBarrier:
             return
         thread, epoch = self._made
         clocks = self._cta.clocks
+        if clocks.common[warp.index, clocks.columns + thread] >= epoch:
+            strangers[:] = False
+            return
         for lane in np.flatnonzero(strangers & lanes).tolist():
             # `fence.mbarrier_init` makes it visible, so that barriers with `.relaxed` will do.
             if clocks.of(warp, EACH_LANE[lane])[clocks.columns + thread] < epoch:

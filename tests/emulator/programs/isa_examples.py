@@ -100,37 +100,29 @@ def wait(barrier: str, parity: int, label: str, semantics: str = "") -> str:
 
 
 RELAXED = ".relaxed.cluster"
-BEFORE, AFTER = (
-    "    tcgen05.fence::before_thread_sync;\n",
-    "    tcgen05.fence::after_thread_sync;\n",
-)
+BEFORE = "    tcgen05.fence::before_thread_sync;\n"
+AFTER = "    tcgen05.fence::after_thread_sync;\n"
+# Commit, wait, and store D's first column.
+STORE_D = f"""{COMMIT}{wait("done", 0, "L1")}{AFTER}
+    @%p1 bra END;
+{LOAD}{WAIT_LD}{BEFORE}{STORE}
+END:
+{TAIL}"""
 
 
 def handover(semantics: str, between: str = BEFORE, wait_ld: str = WAIT_LD) -> str:
     """ISA 9.7.16.6.4.4, both examples: mma -> ld of others, ld of others -> mma."""
-    return (
-        HEAD
-        + CLEAR
-        + READY
-        + "    @%p1 bra ISSUER;\n"
-        + wait("done", 0, "L1", semantics)
-        + AFTER
-        + LOAD
-        + wait_ld
-        + between
-        + f"    mbarrier.arrive{semantics}.shared::cta.b64 _, [free];\n"
-        + STORE
-        + "    bra.uni END;\nISSUER:\n"
-        + MMA
-        + COMMIT
-        + wait("free", 0, "L2", semantics)
-        + AFTER
-        + MMA
-        + COMMIT.replace("[done]", "[more]")
-        + wait("more", 0, "L3", semantics)
-        + "END:\n"
-        + TAIL
-    )
+    return f"""{HEAD}{CLEAR}{READY}
+    @%p1 bra ISSUER;
+{wait("done", 0, "L1", semantics)}{AFTER}{LOAD}{wait_ld}{between}
+    mbarrier.arrive{semantics}.shared::cta.b64 _, [free];
+{STORE}
+    bra.uni END;
+ISSUER:
+{MMA}{COMMIT}{wait("free", 0, "L2", semantics)}{AFTER}
+{MMA}{COMMIT.replace("[done]", "[more]")}{wait("more", 0, "L3", semantics)}
+END:
+{TAIL}"""
 
 
 # cp by warp 4's lane 0, mma by lane 1 of it: "Pipelined instructions, different thread".
@@ -154,32 +146,21 @@ SCALED_MMA = (
 
 
 def pipelined(semantics: str) -> str:
-    return (
-        HEAD
-        + CLEAR
-        + READY
-        + SCALED
-        + "    setp.eq.u32 %p4, %r0, 160;\n"
-        + CP
-        + "    @%p0 tcgen05.fence::before_thread_sync;\n"
-        + f"    @%p0 mbarrier.arrive{semantics}.shared::cta.b64 _, [more];\n"
-        + "    @!%p4 bra OTHERS;\n"
-        + wait("more", 0, "L1", semantics)
-        + AFTER
-        + "    "
-        + SCALED_MMA
-        + COMMIT.replace("@%p0 ", "")
-        + "OTHERS:\n"
-        + wait("done", 0, "L2", semantics)
-        + AFTER
-        + "    setp.ge.u32 %p5, %r0, 128;\n    @%p5 bra END;\n"
-        + LOAD
-        + WAIT_LD
-        + BEFORE
-        + STORE
-        + "END:\n"
-        + TAIL
-    )
+    return f"""{HEAD}{CLEAR}{READY}{SCALED}
+    setp.eq.u32 %p4, %r0, 160;
+{CP}
+    @%p0 tcgen05.fence::before_thread_sync;
+    @%p0 mbarrier.arrive{semantics}.shared::cta.b64 _, [more];
+    @!%p4 bra OTHERS;
+{wait("more", 0, "L1", semantics)}{AFTER}
+{SCALED_MMA}{COMMIT.replace("@%p0 ", "")}
+OTHERS:
+{wait("done", 0, "L2", semantics)}{AFTER}
+    setp.ge.u32 %p5, %r0, 128;
+    @%p5 bra END;
+{LOAD}{WAIT_LD}{BEFORE}{STORE}
+END:
+{TAIL}"""
 
 
 # One row's scales written, the other 127 not; column 0 of D, which alone is stored, has that row's.
@@ -201,26 +182,9 @@ ZERO:                                   // A, B and A's scales, but not B's
 
 
 def partly_written() -> str:
-    return (
-        HEAD
-        + PART
-        + READY
-        + SCALED
-        + "    add.s64 %rd5, %rd4, 32;\n"
-        + CP.replace("[%r16], %rd4", "[%r16], %rd5")
-        + "    @%p0 "
-        + SCALED_MMA
-        + COMMIT
-        + wait("done", 0, "L1")
-        + AFTER
-        + "    @%p1 bra END;\n"
-        + LOAD
-        + WAIT_LD
-        + BEFORE
-        + STORE
-        + "END:\n"
-        + TAIL
-    )
+    copies = CP.replace("[%r16], %rd4", "[%r16], %rd5")
+    multiply = f"    add.s64 %rd5, %rd4, 32;\n{copies}    @%p0 {SCALED_MMA}"
+    return HEAD + PART + READY + SCALED + multiply + STORE_D
 
 
 def never_waited() -> str:
@@ -262,37 +226,42 @@ READ_SHARED = """
 """
 
 
-def copy(target: int, size: int, barrier: str) -> str:
+def copy(target: int, barrier: str) -> str:
     return (
         "    @%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-        f"[smem+{target}], [%rd0], {size}, [{barrier}];\n"
+        f"[smem+{target}], [%rd0], 128, [{barrier}];\n"
     )
+
+
+# A copy that signals `a`.
+COPY = "    @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [a], 128;\n" + copy(0, "a")
 
 
 def other_barrier(copies: int) -> str:
     """Reads what a copy brings that signals `a`, but waits only for `b`, of other copies."""
-    text = SMALL + BARRIERS
-    text += "    @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [a], 128;\n" + copy(0, 128, "a")
-    text += f"    @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [b], {128 * copies};\n"
-    text += "".join(copy(1024 + 128 * i, 128, "b") for i in range(copies))
-    return text + wait("b", 0, "L1") + READ_SHARED + wait("a", 0, "L2") + "    ret;\n}\n"
+    others = "".join(copy(1024 + 128 * i, "b") for i in range(copies))
+    return f"""{SMALL}{BARRIERS}{COPY}
+    @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [b], {128 * copies};
+{others}{wait("b", 0, "L1")}{READ_SHARED}{wait("a", 0, "L2")}
+    ret;
+}}
+"""
 
 
-def one_lane_waits() -> str:
+def one_lane_waits(after: str = "") -> str:
     """Lane 0 alone waits for a copy, the others read what it brings without `bar.warp.sync`."""
-    text = SMALL + BARRIERS
-    text += "    @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [a], 128;\n" + copy(0, 128, "a")
-    text += "    @!%p0 bra READ;\n" + wait("a", 0, "L1") + "READ:\n"
-    return text + READ_SHARED + "    ret;\n}\n"
+    return f"""{SMALL}{BARRIERS}{COPY}
+    @!%p0 bra READ;
+{wait("a", 0, "L1")}
+READ:
+{after}{READ_SHARED}
+    ret;
+}}
+"""
 
 
-def one_lane_waits_at_last() -> str:
-    """As before, but the lanes have met again after lane 0's wait: shuffles order no memory."""
-    text = SMALL + BARRIERS
-    text += "    @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [a], 128;\n" + copy(0, 128, "a")
-    text += "    @!%p0 bra READ;\n" + wait("a", 0, "L1") + "READ:\n"
-    text += "    shfl.sync.idx.b32 %r9, %r0, 0, 31, -1;\n"
-    return text + READ_SHARED + "    ret;\n}\n"
+# The lanes have met again after lane 0's wait: shuffles order no memory.
+SHUFFLE = "    shfl.sync.idx.b32 %r9, %r0, 0, 31, -1;\n"
 
 
 def store_out(wait_read: str) -> str:
@@ -351,47 +320,48 @@ WHOLE_WARP_INIT = (
     SMALL + "    mbarrier.init.shared::cta.b64 [a], 1;\n    st.global.b32 [%rd2], 6;\n    ret;\n}\n"
 )
 # Tensor memory's address is stored where a bulk copy writes later, with a barrier between.
-OVER_GENERIC = (
-    SMALL
-    + """
+OVER_GENERIC = f"""{SMALL}
     @%p0 st.shared.b32 [smem], 5;
+{BARRIERS}{COPY}{wait("a", 0, "L1")}{READ_SHARED}
+    ret;
+}}
 """
-    + BARRIERS
-    + "    @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [a], 128;\n"
-    + copy(0, 128, "a")
-    + wait("a", 0, "L1")
-    + READ_SHARED
-    + "    ret;\n}\n"
-)
+# As CUTLASS's GEMMs for SM120: lanes read, and one of them tells the warp that copies over it.
+COPY_OVER_READ = f"""{SMALL}{BARRIERS}
+    mov.u32 %r2, smem;
+    add.u32 %r2, %r2, %r1;
+    setp.lt.u32 %p1, %r0, 32;
+    @%p1 st.shared.b32 [%r2], 3;
+    fence.proxy.async.shared::cta;
+    bar.sync 0;
+    @!%p1 bra COPY;
+    ld.shared.b32 %r4, [%r2];
+    @%p0 mbarrier.arrive.shared::cta.b64 _, [b];
+    bra END;
+COPY:
+    setp.eq.u32 %p0, %r0, 32;
+    @!%p0 bra END;
+{wait("b", 0, "L1")}{COPY}{wait("a", 0, "L2")}
+END:
+    bar.sync 0;
+    st.global.b32 [%rd2], 0;
+    ret;
+}}
+"""
 # mma -> mma of another accumulator that overwrites what the first one reads (A in tensor memory).
-OTHER_ACCUMULATOR = (
-    HEAD
-    + CLEAR
-    + READY
-    + """
+OTHER_ACCUMULATOR = f"""{HEAD}{CLEAR}{READY}
     add.u32 %r14, %r10, 32;
     add.u32 %r15, %r11, 32;
     mov.u32 %r16, 0;
     @!%p1 tcgen05.st.sync.aligned.32x32b.x8.b32 [%r15],
-        {%r16, %r16, %r16, %r16, %r16, %r16, %r16, %r16};
+        {{%r16, %r16, %r16, %r16, %r16, %r16, %r16, %r16}};
     @!%p1 tcgen05.wait::st.sync.aligned;
     tcgen05.fence::before_thread_sync;
     bar.sync 0;
     tcgen05.fence::after_thread_sync;
     @%p0 tcgen05.mma.cta_group::1.kind::f16 [%r10], [%r14], %rd2, %r13, %p3;
     @%p0 tcgen05.mma.cta_group::1.kind::f16 [%r14], %rd1, %rd2, %r13, %p3;
-"""
-    + COMMIT
-    + wait("done", 0, "L1")
-    + AFTER
-    + "    @%p1 bra END;\n"
-    + LOAD
-    + WAIT_LD
-    + BEFORE
-    + STORE
-    + "END:\n"
-    + TAIL
-)
+{STORE_D}"""
 
 
 @dataclass(frozen=True)
@@ -461,10 +431,11 @@ EXAMPLES = {
     "mma-of-another-accumulator": Example(OTHER_ACCUMULATOR, 160, None, InFlightWrite),
     "waits-for-another-barrier": Example(other_barrier(8), 32, RACES, RACES),
     "waits-for-another-barrier-of-100": Example(other_barrier(100), 32, RACES, RACES),
+    "copy-over-what-lanes-read": Example(COPY_OVER_READ, 64, None, DataRace),
     "store-not-waited-for": Example(
         store_out(""), 32, (DataRace, InFlightWrite), (DataRace, InFlightWrite)
     ),
     "store-waited-for": Example(store_out("@%p0 cp.async.bulk.wait_group.read 0;"), 32),
     "one-lane-waits": Example(one_lane_waits(), 32, RACES, RACES),
-    "one-lane-waits-at-last": Example(one_lane_waits_at_last(), 32, RACES, RACES),
+    "one-lane-waits-at-last": Example(one_lane_waits(SHUFFLE), 32, RACES, RACES),
 }
