@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emulator.errors import Misaligned
+from emulator.errors import InFlightWrite, Misaligned
 from emulator.instructions.mbarriers import barrier_operand
 from emulator.instructions.memory_accesses import CACHE_HINTS, Resolver
 from emulator.instructions.registry import Closure, Decoder, Mask, instruction
@@ -230,6 +230,8 @@ def _plan(
         copies = np.stack((targets, sources.astype(np.int64), sizes))
         _, first = np.unique(copies, axis=1, return_index=True)
         alone = np.isin(np.arange(len(targets)), first)
+        if len(set(targets[first].tolist())) < len(first):
+            raise InFlightWrite("lanes copy different bytes to the same place")
     # Lanes of one size and region go together, in two steps.
     for kept in np.unique(sizes).tolist():
         chosen = np.flatnonzero((sizes == kept) & alone)
