@@ -35,7 +35,7 @@ class IndexerCall:
     weights: torch.Tensor | None  # float32 [batch, rows, heads]
     selected: torch.Tensor
     """int64 ``[batch, rows, k]``, or ``[batch, rows, heads, k]``: indices of keys or blocks in any
-    order, what is no choice being -1 or beyond what a row sees."""
+    order, -1 or beyond what a row sees where there is no choice."""
     norms: torch.Tensor | None = None
     """float32 ``[batch, rows, 2]``: mean and deviation of each new key before its layer norm."""
 

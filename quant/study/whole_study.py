@@ -81,10 +81,10 @@ def run(
 ) -> StudyReport:
     """Study what formats and transforms of keys do to the top-k, layer by layer.
 
-    Every combination of formats, rotations, gains and centers is measured on every request of
-    every layer, against the unquantized keys. A study that was interrupted continues when the same
-    call is made again. Under ``torchrun`` every rank makes the same call: the ranks share the work,
-    the first one writes, and all return the same report.
+    Every combination of formats, rotations, gains and centers is measured on every request of every
+    layer, against the unquantized keys. One name stands for a list of one. A study that was
+    interrupted continues when the same call is made again. Under ``torchrun`` every rank makes the
+    same call: the ranks share the work, the first one writes, and all return the same report.
 
     Parameters
     ----------
