@@ -25,6 +25,7 @@ from .calibrate import command as calibrate
 from .capture import command as capture
 from .command import SdsaCommand
 from .convert import command as convert
+from .evaluate import command as evaluate
 from .flags import flag_spelling
 from .help_page import print_help
 from .inspect import command as inspect
@@ -171,6 +172,7 @@ _add_command(calibrate.COMMAND, calibrate.calibrate, calibrate.EXAMPLES)
 _add_command(capture.COMMAND, capture.capture, capture.EXAMPLES)
 _add_command(convert.COMMAND, convert.convert, convert.EXAMPLES)
 _add_command(verify.COMMAND, verify.verify, verify.EXAMPLES)
+_add_command(evaluate.COMMAND, evaluate.evaluate, evaluate.EXAMPLES)
 _add_command(score.COMMAND, score.score, score.EXAMPLES)
 _add_command(inspect.COMMAND, inspect.inspect, inspect.EXAMPLES)
 _add_command(study.COMMAND, study.study, study.EXAMPLES)

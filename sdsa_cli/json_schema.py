@@ -12,6 +12,7 @@ DOCUMENTS = {
     "capture": "sdsa_cli.capture.document:CaptureDocument",
     "convert": "sdsa_cli.convert.document:ConvertDocument",
     "verify": "sdsa_cli.verify.document:VerifyDocument",
+    "eval": "sdsa_cli.evaluate.document:EvalDocument",
     "score": "sdsa_cli.score.document:ScoreDocument",
     "inspect-tensors": "sdsa_cli.inspect.documents:TensorsDocument",
     "inspect-cache": "sdsa_cli.inspect.documents:CacheDocument",

@@ -43,18 +43,31 @@ class IndexerCall:
 Arguments = Mapping[str, Any]
 
 
-class _Products(TorchFunctionMode):
-    """Keeps the operands of every product that `wanted` takes."""
+# What stands in for query heads [..., 128] and keys [..., 128] where they are multiplied.
+Replacement = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-    def __init__(self, wanted: Callable[[int, torch.Tensor, torch.Tensor], Any]) -> None:
+
+class _Products(TorchFunctionMode):
+    """Keeps the operands of every product that `wanted` takes, and multiplies others instead."""
+
+    def __init__(
+        self,
+        wanted: Callable[[int, torch.Tensor, torch.Tensor], Any],
+        scores: Callable[[int], bool],
+        replacement: Replacement | None,
+    ) -> None:
         super().__init__()
         self._wanted, self._count = wanted, 0
+        self._scores, self._replacement = scores, replacement
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if function in _MATMULS and len(args) == 2:
             self._wanted(self._count, args[0].detach(), args[1].detach())
+            if self._replacement is not None and self._scores(self._count) and args[1].numel():
+                query, keys = self._replacement(args[0], args[1].transpose(-1, -2))
+                args = query, keys.transpose(-1, -2)
             self._count += 1
         return function(*args, **(kwargs or {}))
 
@@ -73,6 +86,11 @@ class Indexer:
         self._signature = inspect.signature(module.forward)
         self._frequencies: torch.Tensor | None = None  # of RoPE, from the angles at position 1
         self._norms: torch.Tensor | None = None
+        self.replacement: Replacement | None = None
+
+    def _scores(self, number: int) -> bool:
+        """Whether a product of a call is one of query heads and keys."""
+        return number == 0
 
     def facts(self) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """What tells an engine's mistakes: tensors and header fields, as far as they are known.
@@ -121,7 +139,7 @@ class Indexer:
         """
         arguments = self._signature.bind(*args, **kwargs).arguments
         self._begin(arguments)
-        with self._watched_norm(), _Products(self._see):
+        with self._watched_norm(), _Products(self._see, self._scores, self.replacement):
             output = forward(*args, **kwargs)
         try:
             call = self._call(arguments, output)
@@ -266,6 +284,9 @@ class _MeanPoolIndexer(Indexer):
             self._first + 1 + torch.arange(rows, dtype=torch.int64, device="cpu")
         ) // self.module.compress_ratio
         self._scored_rows = int((seen > 0).sum())  # a row that sees no pool is not scored
+
+    def _scores(self, number: int) -> bool:
+        return True
 
     def _see(self, number: int, left: torch.Tensor, right: torch.Tensor) -> None:
         self._queries.append(left)

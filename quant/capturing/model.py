@@ -103,14 +103,12 @@ def capture_model(
     CheckFailedError
         As `sdsa_capture`.
     """
-    for name, number in (("every", every), ("tokens", tokens), ("chunk", chunk)):
-        if number is not None and number < 1:
-            raise InputError(f"must be at least 1, got {number}", argument=name)
-    contents = [_read_text(Path(path)) for path in texts]
+    require_numbers(every=every, tokens=tokens, chunk=chunk)
+    contents = [read_text(Path(path)) for path in texts]
     if not contents:
         raise InputError("must be given, got none", argument="texts")
     network, tokenizer = load_model(model, revision, device)
-    token_ids = [_tokens(tokenizer, path, text, tokens) for path, text, _ in contents]
+    token_ids = [token_ids_of(tokenizer, path, text, tokens) for path, text, _ in contents]
     if every is None:
         every = 1
         while max(map(len, token_ids)) > MOST_ROWS * every:
@@ -135,7 +133,7 @@ def capture_model(
         context = attention_capture(
             network, output, attention, every=every, metadata=metadata, force=force
         )
-    with _quiet(), context as capture, torch.no_grad():
+    with quiet(), context as capture, torch.no_grad():
         total, done = sum(map(len, token_ids)), 0
         for ids in token_ids:
             capture.offset = (len(ids) - 1) % every  # so that the last position is kept
@@ -144,6 +142,19 @@ def capture_model(
                 if progress is not None:
                     progress(done, total)
     return ModelCapture(capture, model, commit, type(network).__name__, described)
+
+
+def require_numbers(**numbers: int | None) -> None:
+    """Refuse numbers below 1.
+
+    Raises
+    ------
+    ValueError
+        One is; the message names it.
+    """
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise InputError(f"must be at least 1, got {number}", argument=name)
 
 
 def load_model(model: str, revision: str | None, device: str) -> tuple[Any, Any]:
@@ -159,7 +170,7 @@ def load_model(model: str, revision: str | None, device: str) -> tuple[Any, Any]
     require_transformers()
     import transformers
 
-    with _quiet():
+    with quiet():
         try:
             config = transformers.AutoConfig.from_pretrained(model, revision=revision)
             kinds = [getattr(transformers, name, None) for name in config.architectures or []]
@@ -185,8 +196,14 @@ def run_text(network: Any, ids: Sequence[int], chunk: int) -> Iterator[int]:
         yield part.shape[1]
 
 
-def _read_text(path: Path) -> tuple[Path, str, str]:
-    """A text, its file and the SHA-256 of its bytes."""
+def read_text(path: Path) -> tuple[Path, str, str]:
+    """A text, its file and the SHA-256 of its bytes.
+
+    Raises
+    ------
+    ValueError
+        It cannot be read, or is not UTF-8.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -197,7 +214,14 @@ def _read_text(path: Path) -> tuple[Path, str, str]:
         raise InputError(f"{path}: must be text in UTF-8: {error.reason}") from error
 
 
-def _tokens(tokenizer: Any, path: Path, text: str, most: int | None) -> list[int]:
+def token_ids_of(tokenizer: Any, path: Path, text: str, most: int | None) -> list[int]:
+    """The tokens of a text, at least one.
+
+    Raises
+    ------
+    ValueError
+        It has none.
+    """
     ids = tokenizer(text)["input_ids"][:most]
     if not ids:
         raise InputError(f"{path}: has no tokens")
@@ -211,7 +235,7 @@ def _transformers_version() -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep what transformers writes about weights and progress away from the streams."""
     import transformers
 

@@ -99,7 +99,7 @@ def workplace(tmp_path: Path, fixtures: Path, monkeypatch: pytest.MonkeyPatch, s
 def test_examples_run(workplace: Path, sdsa: Run, command: str) -> None:
     lines = examples(command)
     assert lines, "every command has examples"
-    if command == "capture":
+    if command in ("capture", "eval"):
         save_model(tiny_model("DeepseekV32"), workplace / "model")
     if command == "convert":
         save_file(engine_dump("fp8-planes", [100, 64]).tensors, workplace / "dump.safetensors")

@@ -1,0 +1,1 @@
+"""`sdsa eval`: its command and its document."""
