@@ -229,6 +229,8 @@ def study(
     sink = Output(as_json=json)
     draws = choose_plots(plots, sink.note)
     _check_outputs(output, (keys, queries), force=force)
+    if calibration is not None:
+        _note_own_statistics(calibration, keys, queries, sink)
     with folders_made([output / HTML_NAME]), sink.progress_of("measuring") as progress:
         report = run(
             keys,
@@ -284,3 +286,18 @@ def _check_outputs(folder: Path, inputs: Sequence[Path], *, force: bool) -> None
     refuse_inputs([folder / CSV_NAME, folder / HTML_NAME], inputs)
     if not force:
         refuse_foreign_pages(folder)
+
+
+def _note_own_statistics(calibration: Path, keys: Path, queries: Path, sink: Output) -> None:
+    """Say where the statistics may contain the rows that are to be measured with them."""
+    from sdsa_quant.calibration.file import read_calibration
+
+    studied = {path.resolve().name for path in (keys, queries)}
+    for source in read_calibration(calibration).sources:
+        shared = sorted(studied & {source.keys, source.queries})
+        if shared:
+            sink.note(
+                f"note: {calibration} was made from {' and '.join(shared)}, as what is studied is "
+                f"called: if that is the same capture, its statistics contain the rows measured, "
+                f"and the figures of covariance formats are too good"
+            )

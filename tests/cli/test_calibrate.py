@@ -132,3 +132,17 @@ def test_score_quantizes_query_rows_with_the_statistics_of_the_cache(
     sdsa("calibrate", "changed.safetensors", "changed.safetensors", "-o", "others.safetensors")
     refused = sdsa("score", "cache.safetensors", *how, "--calibration", "others.safetensors")
     refused.fails_with(2, "has no layer of the statistics that the cache was made with")
+
+
+@pytest.mark.usefixtures("capture")
+def test_a_study_says_that_statistics_may_contain_its_rows(sdsa: Run, tmp_path: Path) -> None:
+    sdsa(*STATS)
+    how = ["--formats", "nvfp4-covariance", "--top-k", "8", "--rotate", "none", "--no-plots"]
+    how += ["--rows-per-group", "8", "--calibration", "stats.safetensors"]
+    own = sdsa("study", "capture.safetensors", "capture.safetensors", "-o", "a", *how)
+    assert own.exit_code == 0, own.stderr
+    assert "stats.safetensors was made from capture.safetensors" in own.stderr
+    (tmp_path / "capture.safetensors").rename(tmp_path / "other.safetensors")
+    other = sdsa("study", "other.safetensors", "other.safetensors", "-o", "b", *how)
+    assert other.exit_code == 0, other.stderr
+    assert "was made from" not in other.stderr

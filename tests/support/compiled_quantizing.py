@@ -45,7 +45,7 @@ def _compile(
     half = ["*" + each for each in (dtype, *_ROWS, *(_WEIGHTS if weighted else ()))]
     types = half * 2 + ["fp32"] * 2 * weighted + ["i32"] * 2 + ["i64"] * 6
     signature = dict(zip(kernel.arg_names, types, strict=False))
-    names = [*signature, *constants]
+    names = kernel.arg_names
     aligned = ["key_ptr", "query_ptr"]
     aligned += [name for name in names if name.endswith(("factor_ptr", "within_ptr", "pivots_ptr"))]
     return triton.compile(
