@@ -5,15 +5,19 @@ Nothing here raises: what cannot be found out is None, and a failing part says w
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import __version__
 
+_CPUINFO = Path("/proc/cpuinfo")
 PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "safetensors", "flashinfer-python")
 
 
@@ -67,11 +71,20 @@ class Environment:
     packages: dict[str, str | None]
     """Version of each package that matters; null if it is not installed."""
 
+    cpu: str | None
+    """What the CPU calls itself; null where the system does not say."""
+
     cpu_threads: int | None
     """Logical processors of the machine."""
 
     cuda: CudaEnvironment
     """CUDA and its devices."""
+
+    date: str
+    """When the report was made, such as ``2026-11-30T18:20:05+00:00``."""
+
+    command_line: str
+    """Words of the process that made it, as a shell would take them."""
 
 
 def describe_environment() -> Environment:
@@ -82,9 +95,32 @@ def describe_environment() -> Environment:
         python=platform.python_version(),
         platform=platform.platform(),
         packages={name: installed_version(name) for name in PACKAGES},
+        cpu=cpu_name(),
         cpu_threads=os.cpu_count(),
         cuda=describe_cuda(),
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        command_line=command_line(),
     )
+
+
+def cpu_name() -> str | None:
+    """What the CPU calls itself, as Linux has it; elsewhere what Python knows, or None."""
+    try:
+        lines = _CPUINFO.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model", "cpu model") and value.strip():
+            return " ".join(value.split())
+    return platform.processor() or None
+
+
+def command_line() -> str:
+    """The words that this process was started with, ``sdsa`` in place of a path to it."""
+    program, *words = sys.argv or [""]
+    name = Path(program).name
+    return shlex.join(["sdsa" if name in ("sdsa", "__main__.py") else name, *words])
 
 
 def installed_version(distribution: str) -> str | None:

@@ -29,7 +29,7 @@ from .evaluate import command as evaluate
 from .flags import flag_spelling
 from .help_page import print_help
 from .inspect import command as inspect
-from .interrupts import interrupted
+from .interrupts import interrupted, interruption
 from .options import help_text
 from .output import ReaderLeftError, abandon_stdout, print_error
 from .quantize_cache import command as quantize_cache
@@ -88,7 +88,7 @@ class SdsaGroup(TyperGroup):
             exit_code = EXIT_INTERRUPTED if interrupted() else report_error(error, debug)
         if exit_code == EXIT_INTERRUPTED or interrupted():
             exit_code = EXIT_INTERRUPTED
-            print_error("interrupted")
+            print_error(interruption())
         sys.exit(exit_code or 0)
 
 

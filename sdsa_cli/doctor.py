@@ -198,6 +198,7 @@ def _tables(document: DoctorDocument) -> list[RenderableType]:
         "sdsa": environment.sdsa,
         "python": environment.python,
         **{name: version or "not installed" for name, version in environment.packages.items()},
+        "CPU": f"{environment.cpu or 'unknown'}, {environment.cpu_threads} threads",
         "CUDA of torch": cuda.version or "none",
     }
     for index, device in enumerate(cuda.devices):

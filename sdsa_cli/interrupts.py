@@ -10,6 +10,7 @@ import signal
 from types import FrameType
 
 _seen = False
+_remark = ""
 
 
 def remember_interrupts() -> None:
@@ -33,6 +34,17 @@ def stop_if_interrupted() -> None:
     """
     if _seen:
         raise KeyboardInterrupt
+
+
+def remark_on_interrupt(remark: str) -> None:
+    """What to say of an interrupt from now on, such as that nothing is lost; empty for nothing."""
+    global _remark
+    _remark = remark
+
+
+def interruption() -> str:
+    """What to say where this process was interrupted."""
+    return f"interrupted; {_remark}" if _remark else "interrupted"
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

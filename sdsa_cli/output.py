@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from sdsa_quant.files.outputs import check_outputs
 
-from .interrupts import stop_if_interrupted
+from .interrupts import remark_on_interrupt, stop_if_interrupted
 from .json_documents import json_for, strict_json, write_document
 from .output_paths import file_output
 from .table_data import Fields, Style, TableData
@@ -26,6 +26,7 @@ from .text import broken, encodable, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.progress import Progress, TaskID
     from rich.text import Text
 
 _PROGRESS_STEPS = 1000
@@ -103,18 +104,30 @@ class Output:
         _console(sys.stderr).print(visible(message), soft_wrap=True)
 
     @contextmanager
-    def progress(self, description: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show progress on stderr while the body runs; yields ``advance(steps)``."""
+    def progress(self, description: str, total: int, *, calm: bool = False) -> Iterator[Bar]:
+        """Show progress on stderr while the body runs; yields ``advance(steps)``.
+
+        Parameters
+        ----------
+        description : str
+            What is done.
+        total : int
+            All steps.
+        calm : bool
+            Whether the bar moves only when it is told to, so that nothing runs beside what is
+            timed.
+        """
         stop_if_interrupted()
         console = _console(sys.stderr)
         if self.as_json or not console.is_terminal:
-            yield lambda steps: None
+            yield Bar()
             return
         from rich.progress import (
             BarColumn,
             Progress,
             TaskProgressColumn,
             TextColumn,
+            TimeElapsedColumn,
             TimeRemainingColumn,
         )
 
@@ -122,25 +135,58 @@ class Output:
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
-            TimeRemainingColumn(),
+            *(() if calm else (TimeElapsedColumn(), TimeRemainingColumn())),
         )
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(description, total=total)
-            yield lambda steps: bar.advance(task, steps)
+        bar = Progress(*columns, console=console, transient=True, auto_refresh=not calm)
+        with bar:
+            yield Bar(bar, bar.add_task(description, total=total))
 
     @contextmanager
-    def progress_of(self, description: str) -> Iterator[Callable[[int, int], None]]:
-        """As `progress`; yields ``show(done, total)``: how much is done, and how much there is."""
-        with self.progress(description, _PROGRESS_STEPS) as advance:
+    def progress_of(
+        self, description: str, *, goes_on: bool = False
+    ) -> Iterator[Callable[[int, int], None]]:
+        """As `progress`; yields ``show(done, total)``: how much is done, and how much there is.
+
+        Parameters
+        ----------
+        description : str
+            What is done.
+        goes_on : bool
+            Whether the same command goes on from where it was interrupted, which is said then.
+        """
+        with self.progress("starting" if goes_on else description, _PROGRESS_STEPS) as advance:
             shown = 0
 
             def show(done: int, total: int) -> None:
                 nonlocal shown
                 steps = _PROGRESS_STEPS * done // max(total, 1)
+                if goes_on:
+                    percent = 100 * steps // _PROGRESS_STEPS
+                    remark_on_interrupt(f"the same command goes on from {percent} %")
+                    if done:
+                        advance.describe("writing the report" if done == total else description)
                 advance(steps - shown)
                 shown = steps
 
             yield show
+            remark_on_interrupt("")
+
+
+class Bar:
+    """A progress bar, or none; called with the steps that were done."""
+
+    def __init__(self, bar: Progress | None = None, task: TaskID | None = None) -> None:
+        self._bar = bar
+        self._task = task
+
+    def __call__(self, steps: int) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, advance=steps, refresh=True)
+
+    def describe(self, description: str) -> None:
+        """Say what is done from now on."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=description, refresh=True)
 
 
 def report_sink(

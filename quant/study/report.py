@@ -107,7 +107,7 @@ class StudyReport:
     whatever the number of processes and however often the study was interrupted.
     """
 
-    schema: Literal["sdsa.study/4"]
+    schema: Literal["sdsa.study/5"]
     """Which document this is, and the version of its fields."""
 
     command: Literal["study"]

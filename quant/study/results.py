@@ -190,7 +190,11 @@ class Difference:
     """Mean of the differences, row by row."""
 
     standard_error: float | None
-    """Standard error of the mean; null for a single row."""
+    """Standard error of the mean, which takes the rows of one request and layer for one
+    observation, and the rows of a single request each for one; null for a single row."""
+
+    requests: int
+    """Requests that the rows are of, counted in every layer."""
 
     rows_better: int
     """Rows with a higher recall."""

@@ -64,13 +64,14 @@ def _suggest_one(
     summary: StudySummary, k_index: int, candidates: Sequence[int], recalls: torch.Tensor
 ) -> Suggestion:
     settings = summary.settings.settings
+    units = summary.row_units[summary.row_tells[:, k_index]]
     means = {index: fmean(recalls[index].tolist()) for index in candidates}
     best = max(candidates, key=lambda index: means[index])
     simplest_first = sorted(candidates, key=lambda index: (_steps(settings[index]), index))
     chosen = next(
         index
         for index in simplest_first
-        if index == best or not paired_difference(recalls[best], recalls[index]).is_clear
+        if index == best or not paired_difference(recalls[best], recalls[index], units).is_clear
     )
     plain = next((index for index in candidates if _steps(settings[index]) == 0), chosen)
     return Suggestion(
@@ -100,7 +101,8 @@ def _evidence(
         )
         if ours is not None and theirs is not None:
             differences.append(ours - theirs)
-    gain = paired_difference(recalls[chosen], recalls[plain])
+    units = summary.row_units[summary.row_tells[:, k_index]]
+    gain = paired_difference(recalls[chosen], recalls[plain], units)
     return Evidence(
         plain=summary.settings.settings[plain].info,
         gain=gain,
@@ -110,17 +112,39 @@ def _evidence(
     )
 
 
-def paired_difference(ours: torch.Tensor, theirs: torch.Tensor) -> Difference:
-    """Difference of two settings' recall over the same rows, float64 ``[rows]`` each."""
+def paired_difference(ours: torch.Tensor, theirs: torch.Tensor, units: torch.Tensor) -> Difference:
+    """Difference of two settings' recall over the same rows.
+
+    Rows of one request see the same keys, and are no more independent than they are different: the
+    variance of the mean is that of the sums over each request (Liang and Zeger 1986, for a mean),
+
+        C / (C - 1) * sum over requests of (sum over its rows of (d - mean))^2 / n^2.
+
+    With a single request, which says nothing of others, its rows count each for itself.
+
+    Parameters
+    ----------
+    ours, theirs : torch.Tensor
+        float64 ``[rows]`` each.
+    units : torch.Tensor
+        int64 ``[rows]``: the layer and request of each row, one number for each.
+    """
     differences = (ours - theirs).tolist()
     mean, count = fmean(differences), len(differences)
+    requests = len(set(units.tolist()))
+    of_unit: dict[int, list[float]] = {}
+    for unit, each in zip(
+        units.tolist() if requests > 1 else range(count), differences, strict=True
+    ):
+        of_unit.setdefault(unit, []).append(each - mean)
     standard_error = None
-    if count > 1:
-        variance = math.fsum((each - mean) ** 2 for each in differences) / (count - 1)
-        standard_error = math.sqrt(variance / count)
+    if len(of_unit) > 1:
+        squares = math.fsum(math.fsum(each) ** 2 for each in of_unit.values())
+        standard_error = math.sqrt(squares * len(of_unit) / (len(of_unit) - 1)) / count
     return Difference(
         mean=mean,
         standard_error=standard_error,
+        requests=requests,
         rows_better=sum(each > 0 for each in differences),
         rows_worse=sum(each < 0 for each in differences),
         rows=count,

@@ -35,6 +35,7 @@ class StudySummary:
     blocks: tuple[BlockResult, ...]  # all layers first, then by layer
     row_recalls: torch.Tensor  # float64 [settings, rows, k], NaN where not measured
     row_tells: torch.Tensor  # bool [rows, k], whether a row can lose a key
+    row_units: torch.Tensor  # int64 [rows], one number for each layer and request
 
     @property
     def rows_invalid(self) -> int:
@@ -117,6 +118,12 @@ def summarize_study(study: Study) -> StudySummary:
         by_layer=tuple(by_layer),
         blocks=(*_block_results(None, whole, settings), *blocks),
         row_recalls=rows[:, :, recall_columns],
+        row_units=torch.repeat_interleave(
+            torch.arange(len(whole.rows), device="cpu"),
+            torch.tensor(
+                [of_unit.shape[1] for of_unit in whole.rows], dtype=torch.int64, device="cpu"
+            ),
+        ),
         row_tells=torch.stack([telling_rows(rows[0], k) for k in settings.top_k], dim=-1),
     )
 

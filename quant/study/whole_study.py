@@ -281,7 +281,7 @@ def _report(study: Study, timing: StudyTiming, goal: Goal | None) -> StudyReport
     )
     suggestions = suggest(summary)
     return StudyReport(
-        schema="sdsa.study/4",
+        schema="sdsa.study/5",
         command="study",
         inputs=study.inputs,
         device=study.device.partition(":")[0],  # the same for every rank

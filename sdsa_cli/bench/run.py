@@ -21,7 +21,7 @@ def run_bench(options: BenchOptions, sink: Output) -> list[BenchResult]:
     """Measure every shape with all format pairs and backends."""
     total = len(options.shapes) * len(options.format_pairs) * len(options.backends)
     results = []
-    with sink.progress("measuring", total) as advance:
+    with sink.progress("measuring", total, calm=True) as advance:
         for shape in options.shapes:
             for format_pair in options.format_pairs:
                 results += _measure_shape(options, shape, format_pair)

@@ -229,7 +229,8 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
         sink.note(f"note: {doubt}")
     timing = None
     if options.graph_replay is not None and all(is_valid(row) for row in rows):
-        timing = time_scorer(scorer, options.graph_replay, hot=options.hot)
+        with sink.progress(f"timing {options.graph_replay:,} runs", 1, calm=True):
+            timing = time_scorer(scorer, options.graph_replay, hot=options.hot)
     return ScoreReport(
         options=options,
         cache=cache,

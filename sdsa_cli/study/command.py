@@ -231,7 +231,10 @@ def study(
     _check_outputs(output, (keys, queries), force=force)
     if calibration is not None:
         _note_own_statistics(calibration, keys, queries, sink)
-    with folders_made([output / HTML_NAME]), sink.progress_of("measuring") as progress:
+    with (
+        folders_made([output / HTML_NAME]),
+        sink.progress_of("measuring", goes_on=True) as progress,
+    ):
         report = run(
             keys,
             queries,

@@ -122,6 +122,9 @@ def _provenance(report: StudyReport) -> dict[str, str]:
         "sdsa": f"{environment.sdsa} ({environment.git_revision or 'no checkout'})",
         "torch": environment.packages.get("torch") or "-",
         "device": report.device,
+        "CPU": environment.cpu or "unknown",
+        "made": environment.date,
+        "by": environment.command_line,
     }
 
 

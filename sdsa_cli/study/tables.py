@@ -363,9 +363,12 @@ def suggestion_line(suggestion: Suggestion, k: int) -> str:
     if evidence is None:
         return f"{line}; nothing measured at this size is clearly better."
     gain = evidence.gain
-    error = gain.standard_error
+    error = ""
+    if gain.standard_error is not None:
+        over = counted(gain.requests, "request") if gain.requests > 1 else "rows of one request"
+        error = f" ± {gain.standard_error:.4f} (standard error over {over})"
     return (
-        f"{line}; {gain.mean:+.4f}" + ("" if error is None else f" ± {error:.4f}") + " against "
+        f"{line}; {gain.mean:+.4f}{error} against "
         f"{evidence.plain.label}, better in {gain.rows_better:,} and worse in {gain.rows_worse:,} "
         f"of {gain.rows:,} rows, better in {evidence.layers_better} and worse in "
         f"{evidence.layers_worse} layers."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -29,7 +30,11 @@ def test_document(sdsa: Run) -> None:
     outcome.is_clean()
     document = outcome.document
     assert document["command"] == "doctor"
-    assert document["environment"]["packages"]["torch"]
+    environment = document["environment"]
+    assert environment["packages"]["torch"]
+    assert datetime.datetime.fromisoformat(environment["date"]).tzinfo is not None
+    assert environment["command_line"]
+    assert environment["cpu"] is None or environment["cpu"].strip() == environment["cpu"] != ""
     on_the_cpu = [answer for answer in document["backends"] if answer["device"] == "cpu"]
     pairs = [(answer["query_format"], answer["key_format"]) for answer in on_the_cpu]
     assert pairs == list(FORMAT_PAIRS.values())

@@ -60,6 +60,17 @@ def test_an_interrupt_of_the_first_imports_has_no_traceback() -> None:
     assert (answer.returncode, answer.stderr) == (130, "error: interrupted\n")
 
 
+def test_an_interrupt_says_what_is_not_lost() -> None:
+    remark = (
+        "from sdsa_cli.interrupts import remark_on_interrupt; "
+        "remark_on_interrupt('the same command goes on from 47 %')\n"
+    )
+    arguments = ("bench", "--shape", "1,1,64", "--repeats", "1000000000", "--device", "cpu")
+    answer = run(remark + SWALLOWED.format(module="torch", arguments=arguments))
+    line = "error: interrupted; the same command goes on from 47 %\n"
+    assert (answer.returncode, answer.stderr) == (130, line)
+
+
 def test_interrupts_that_the_caller_ignores_stay_ignored() -> None:
     code = (
         "import signal; from sdsa_cli.interrupts import remember_interrupts\n"

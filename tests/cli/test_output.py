@@ -6,6 +6,7 @@ import io
 import itertools
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,18 @@ def test_progress_only_on_a_terminal_and_never_with_json(
     if stream is io.StringIO or as_json:
         assert shown == ""
     assert capsys.readouterr().out == ""
+
+
+def test_a_calm_bar_has_no_thread_beside_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", stderr := Terminal())
+    before = threading.active_count()
+    with Output().progress("timing 100 runs", 2, calm=True) as advance:
+        assert threading.active_count() == before
+        advance(1)
+        advance.describe("drawing")
+    assert "timing 100 runs" in stderr.getvalue()
+    assert "50%" in stderr.getvalue()
+    assert "drawing" in stderr.getvalue()
 
 
 def test_the_program_keeps_its_bar_off_stdout(

@@ -69,7 +69,7 @@ def test_report_makes_the_same_pages_again(sdsa: Run, studies: Studies) -> None:
         ("[]", "must be an object, got a list"),
         (
             '{"schema": "sdsa.score/2"}',
-            'must be an sdsa.study/4 document, got schema "sdsa.score/2"',
+            'must be an sdsa.study/5 document, got schema "sdsa.score/2"',
         ),
         ('{"command": "study", "schema_version": 1}', "has no field schema"),
         ('{"command": "study", "schema_version": 1}', "has to be made again"),

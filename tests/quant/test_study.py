@@ -273,12 +273,30 @@ def test_paired_differences_by_hand() -> None:
     ours = torch.tensor([1.0, 0.5, 0.75, 0.75], dtype=torch.float64)
     theirs = torch.tensor([0.5, 0.5, 0.5, 1.0], dtype=torch.float64)
     # Differences .5, 0, .25, -.25: mean .125, squares about it .140625 x 2 + .015625 x 2 = .3125
-    difference = paired_difference(ours, theirs)
+    difference = paired_difference(ours, theirs, torch.arange(4))
     assert difference.mean == 0.125
     assert difference.standard_error == pytest.approx(math.sqrt(0.3125 / 3 / 4))
     assert (difference.rows_better, difference.rows_worse, difference.rows) == (2, 1, 4)
     assert not difference.is_clear
-    assert paired_difference(ours[:1], theirs[:1]).standard_error is None
+    assert difference.requests == 4
+    assert paired_difference(ours[:1], theirs[:1], torch.arange(1)).standard_error is None
+
+
+def test_rows_of_one_request_are_one_observation() -> None:
+    ours = torch.tensor([1.0, 0.5, 0.75, 0.75], dtype=torch.float64)
+    theirs = torch.tensor([0.5, 0.5, 0.5, 1.0], dtype=torch.float64)
+    # About the mean .125: .375 - .125 in the first request, .125 - .375 in the second, so squares
+    # of .0625 each, times 2 / 1.
+    difference = paired_difference(ours, theirs, torch.tensor([7, 7, 3, 3]))
+    assert difference.standard_error == pytest.approx(math.sqrt(0.125 * 2) / 4)
+    assert (difference.requests, difference.rows) == (2, 4)
+    # The same rows over and over say no more than once.
+    again = paired_difference(ours.repeat(9), theirs.repeat(9), torch.arange(4).repeat(9))
+    once = paired_difference(ours, theirs, torch.arange(4))
+    assert again.standard_error == pytest.approx(once.standard_error)
+    alone = paired_difference(ours, theirs, torch.zeros(4, dtype=torch.int64))
+    assert alone.standard_error == once.standard_error
+    assert alone.requests == 1, "which is said beside it"
 
 
 def with_recalls(study: StudySummary, recalls: dict[str, list[float]]) -> StudySummary:
@@ -290,6 +308,7 @@ def with_recalls(study: StudySummary, recalls: dict[str, list[float]]) -> StudyS
         study,
         row_recalls=both,
         row_tells=torch.tensor([[True, False]]).expand(table.shape[1], 2),
+        row_units=torch.arange(table.shape[1]),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,12 @@ def measured_study(inputs: StudyInputs, settings: StudySettings, folder: Path) -
     study.folder.prepare(restart=False)
     measure_units(study, study.units())
     return study
+
+
+def same_page(path: Path) -> bytes:
+    """A page of a report without its date and command line."""
+    made = rb'<tr><td class="text">(made|by)</td><td class="text">[^<]*</td></tr>'
+    return re.sub(made, b"", path.read_bytes())
 
 
 class Studies:
