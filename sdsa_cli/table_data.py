@@ -58,6 +58,8 @@ class TableData:
     what differs, under a line with what they have in common."""
     not_names: tuple[str, ...] = ("...", "all", "")
     """Cells of that column that are not names."""
+    follows: tuple[str, ...] = ()
+    """Headings of columns that say nothing without the one before, and stay beside it."""
     rows: list[Row] = field(default_factory=list)
     """The lines, in order."""
 
@@ -159,8 +161,13 @@ class TableData:
             count = len(others)
             while count > 1 and not self._fits([*names, *others[:count]], natural, room):
                 count -= 1
+            while count > 1 and count < len(others) and self._follows(others[count]):
+                count -= 1
             yield self._fitted([*names, *others[:count]], natural, room)
             others = others[count:]
+
+    def _follows(self, column: int) -> bool:
+        return self.headings[column] in self.follows
 
     def _natural_width(self, column: int) -> int:
         """Width at which no cell of a column breaks, nor a heading that reads well in one line."""

@@ -60,8 +60,9 @@ def _times_table(results: Sequence[BenchResult]) -> TableData:
     backends = sorted({result.backend for result in results})
     several = len(backends) > 1
     names = ("shape", "formats", "backend") if several else ("shape", "formats")
+    gpu = any(result.measurement.rotation is not None for result in results)
     shown = table(
-        *names, "median us", "p10 us", "p90 us", "GB/s", "read share",
+        *names, "median us", "p10 us", "p90 us", "GB/s", *(["read share"] if gpu else []),
         title=None if several else f"Backend {backends[0]}",
         numbers_from=len(names),
     )  # fmt: skip
@@ -71,7 +72,7 @@ def _times_table(results: Sequence[BenchResult]) -> TableData:
             *_names(result)[: len(names)],
             *map(_microseconds, (timing.median_us, timing.p10_us, timing.p90_us)),
             _bandwidth(result.measurement),
-            share_text(result.measurement.read_share),
+            *([share_text(result.measurement.read_share)] if gpu else []),
         )
     return shown
 

@@ -100,6 +100,7 @@ def recall_table(report: StudyReport) -> TableData:
         "worst 1 %"
     )
     result = table("", "bytes", *headings, title=title)
+    result.follows = ("p1",)
     for transform, results in _by_transform(report):
         result.add_heading(transform)
         for each in results:

@@ -181,6 +181,22 @@ def test_columns_without_room_go_below(
             assert "".join(bodies).count("1" * 10) == "".join(bodies).count("2" * 10) == 1
 
 
+@pytest.mark.parametrize("columns", [24, 32, 40, 60, 80])
+def test_a_column_stays_beside_the_one_that_it_is_about(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    rows = table("", "bytes", *(text for k in (8, 64, 512) for text in (f"@{k}", "p1")))
+    rows.follows = ("p1",)
+    rows.add_row("nvfp4", "72", *(f"0.{index}111" for index in range(6)))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    Output().result(rows)
+    heads = [line for line in capsys.readouterr().out.splitlines() if "p1" in line or "@" in line]
+    assert sum(head.split().count("p1") for head in heads) == 3
+    for head in heads:
+        words = [word for word in head.split() if word != "bytes"]
+        assert [word == "p1" for word in words] == [False, True] * (len(words) // 2)
+
+
 def test_a_row_of_another_size_is_refused() -> None:
     with pytest.raises(ValueError, match="a row has 2 cells, got 1"):
         table("a", "b").add_row("1")
