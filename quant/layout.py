@@ -20,6 +20,7 @@ BLOCK = 16  # values that share one scale
 SCALES_PER_KEY = 8  # DIM / BLOCK
 PACKED_DIM = 64  # bytes of codes in a key, DIM / 2
 MAX_ROWS = 8  # query rows in a group, at most
+MAX_TOP_K = 65_535  # keys that a call selects in a row, at most
 
 E2M1_MAX = 6.0  # largest magnitude of a code
 E4M3_MAX = 448.0  # largest magnitude of a scale

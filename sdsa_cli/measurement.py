@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from sdsa_kernels.measure.measurement import Measurement
+    from sdsa_kernels.measure.timing import Timing
 
-_LEAST_SAMPLES = 10  # whose spread says anything
 _WIDE_SPREAD = 3.0  # p90 over p10, from which the median says little
 LONGEST_US = 10_000  # shown in microseconds; what takes longer is in milliseconds
 
@@ -131,23 +131,24 @@ def measurement_fields(measurement: Measurement) -> dict[str, Any]:
 
 def measurement_remarks(measurement: Measurement) -> tuple[str, ...]:
     """What a reader should know before believing a median."""
-    timing, clocks = measurement.timing, measurement.clocks
-    remarks = []
-    if timing.p90_us > _WIDE_SPREAD * timing.p10_us:
-        spread = (
-            f"{timing.p90_us / timing.p10_us:,.1f} times p10"
-            if timing.p10_us
-            else "above a p10 of 0"
-        )
-        remarks.append(
-            f"p90 is {spread}: something else was at work or the clock moved; take the time again"
-        )
+    clocks = measurement.clocks
+    remarks = spread_remarks(measurement.timing)
     if clocks is not None and clocks.fell:
         remarks.append(
             f"the SM clock fell from {clocks.before_mhz:,} to {clocks.after_mhz:,} MHz meanwhile: "
             f"the device was throttled"
         )
     return tuple(remarks)
+
+
+def spread_remarks(timing: Timing) -> list[str]:
+    """That the samples of a time differ too much to believe their median; empty where not."""
+    if timing.p90_us <= _WIDE_SPREAD * timing.p10_us:
+        return []
+    spread = (
+        f"{timing.p90_us / timing.p10_us:,.1f} times p10" if timing.p10_us else "above a p10 of 0"
+    )
+    return [f"p90 is {spread}: something else was at work or the clock moved; take the time again"]
 
 
 def clock_words(measurement: Measurement) -> str:

@@ -96,7 +96,7 @@ def compare_written(problem: ScoreProblem, expected: WrittenScores, *, past: boo
     wrong = _differing_rows(_read(problem, UNTOUCHED if past else None), expected)
     if wrong:
         row = wrong[0]
-        length = int(_row_lengths(problem)[row])
+        length = int(row_lengths(problem)[row])
         untouched = int((problem.scores[row, :length] == UNTOUCHED).sum())
         what = "wrote other scores than a plain call to"
         if untouched:
@@ -114,7 +114,7 @@ def _differing_rows(found: WrittenScores, expected: WrittenScores) -> list[int]:
 
 def _read(problem: ScoreProblem, fill: float | None) -> WrittenScores:
     """What is below the lengths; past them must be `fill`, if it is given."""
-    lengths = _row_lengths(problem)[:, None]
+    lengths = row_lengths(problem)[:, None]
     rows, width = problem.scores.shape
     weighted = torch.zeros(rows, dtype=torch.float64, device=problem.device)
     magnitude = torch.zeros_like(weighted)
@@ -137,6 +137,7 @@ def _read(problem: ScoreProblem, fill: float | None) -> WrittenScores:
     return WrittenScores(weighted, magnitude)
 
 
-def _row_lengths(problem: ScoreProblem) -> torch.Tensor:
+def row_lengths(problem: ScoreProblem) -> torch.Tensor:
+    """int32 ``[rows]``: the keys that each row sees."""
     lengths = problem.context_lengths.clamp(0, problem.max_context)
     return lengths.repeat_interleave(problem.rows_per_group)

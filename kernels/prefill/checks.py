@@ -17,10 +17,9 @@ from sdsa_kernels.checks import (
 from sdsa_kernels.problem import MAX_CONTEXT
 from sdsa_quant.arguments import checked_argument
 from sdsa_quant.errors import InputError
-from sdsa_quant.layout import BF16, DIM, NVFP4, PACKED_DIM, PAGE, SCALES_PER_KEY
+from sdsa_quant.layout import BF16, DIM, MAX_TOP_K, NVFP4, PACKED_DIM, PAGE, SCALES_PER_KEY
 
 TILE_ROWS = 128  # query rows of a tile, and what sample slots come in
-MAX_TOP_K = 65_535
 _OFFSETS = 256  # values of a uint8
 
 

@@ -60,7 +60,7 @@ def score_rows(
     read_keys : callable, optional
         The unquantized keys, to measure accuracy against.
     writer : ScoresWriter, optional
-        Where to store scores and top-k indices.
+        Where to store scores and top-k indices: those that `scorer` selects, if it does.
     advance : callable
         Is told how many rows have been finished since the last call.
     """
@@ -73,7 +73,9 @@ def score_rows(
         lengths = task.context_lengths[first:stop].repeat_interleave(task.rows_per_group)
         indices = top_k_indices(scores, chosen, lengths)
         if writer is not None:
-            writer.write_rows(first_row, scores, indices)
+            selects = scorer.select_backend is not None
+            stored = scorer.top_keys(scores.shape[0]) if selects else indices
+            writer.write_rows(first_row, scores, stored)
         best_keys = indices[:, :BEST_KEYS].tolist()
         for group in range(first, stop):
             of_group = slice(

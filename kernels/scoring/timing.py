@@ -8,6 +8,7 @@ import torch
 
 from sdsa_kernels.device import available_bytes
 from sdsa_kernels.measure.measurement import Measurement, measure_on_the_cpu, measure_problems
+from sdsa_kernels.measure.selected import SelectionMeasurement, measure_selection
 from sdsa_kernels.measure.timing import rotations_for
 from sdsa_kernels.problem import ScoreProblem
 from sdsa_quant.errors import InputError
@@ -51,6 +52,40 @@ def time_scorer(scorer: ChunkScorer, repeats: int, *, hot: bool = False) -> Meas
     problem = scorer.problem()
     problems = [problem] if hot else _rotate(problem, traffic.key_bytes)
     return measure_problems(problems, traffic, repeats, backend=scorer.task.backend)
+
+
+def time_selection(
+    scorer: ChunkScorer, top_k: int, repeats: int, *, hot: bool = False
+) -> SelectionMeasurement:
+    """Time the selection of every row's top-k, with its scores and alone, as `time_scorer` does.
+
+    Parameters
+    ----------
+    scorer : ChunkScorer
+        What to time; it must score in one chunk.
+    top_k : int
+        Keys to select in each row, 1 to 65,535.
+    repeats : int
+        Samples to take of each.
+    hot : bool
+        On a GPU, replay on the cache itself, so that a small one is found in the L2 cache.
+
+    Raises
+    ------
+    ValueError
+        `top_k` or `repeats` is out of range, or the scorer has several chunks.
+    CheckFailedError
+        What was timed did not write the keys of the contract.
+    """
+    if scorer.in_chunks:
+        raise InputError(
+            "must be left out where a selection is timed: it is one call over every group",
+            argument="chunk",
+        )
+    problem = scorer.problem()
+    cold = scorer.task.device.type == "cuda" and not hot
+    problems = _rotate(problem, scorer.task.traffic().key_bytes) if cold else [problem]
+    return measure_selection(problems, top_k, repeats, backend=scorer.task.backend)
 
 
 def _rotate(problem: ScoreProblem, key_bytes: int) -> list[ScoreProblem]:

@@ -13,8 +13,9 @@ from sdsa_kernels.checks import (
 from sdsa_kernels.problem import MAX_CONTEXT
 from sdsa_quant.arguments import checked_argument
 from sdsa_quant.errors import InputError
+from sdsa_quant.layout import MAX_TOP_K
 
-from .problem import MAX_TOP_K, SelectProblem
+from .problem import SelectProblem
 
 
 def check_outputs(top_keys: torch.Tensor, top_scores: torch.Tensor | None, rows: int) -> None:

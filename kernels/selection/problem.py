@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-MAX_TOP_K = 65_535
-
 
 @dataclass(frozen=True, slots=True)
 class SelectProblem:

@@ -98,10 +98,19 @@ def select_top_k(
     )
     if checked_mode():
         check_selection_values(problem)
-    _choose(problem, backend).launch(problem)
+    choose_select_backend(problem, backend).launch(problem)
 
 
-def _choose(problem: SelectProblem, name: str | None) -> SelectBackend:
+def choose_select_backend(problem: SelectProblem, name: str | None = None) -> SelectBackend:
+    """First backend that can serve `problem`, or the one asked for by name.
+
+    Raises
+    ------
+    ValueError
+        `name` is not the name of a backend.
+    RuntimeError
+        The named backend, or every backend, cannot serve the problem.
+    """
     reasons = []
     for backend in BACKENDS:
         if name not in (None, _AUTO, backend.name):

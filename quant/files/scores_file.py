@@ -2,8 +2,10 @@
 
 Tensors: ``scores`` float32 ``[rows, max_context]``, -inf at and past a row's length;
 ``context_lengths`` and ``requests`` int32 ``[groups]``, as `indexer_scores` takes them;
-``top_k_indices`` int32 ``[rows, k]``, highest score first, -1 past the last choice of a row with
-fewer than k keys. ``rows / groups`` consecutive rows make a group.
+``top_k_indices`` int32 ``[rows, k]``, -1 past the last choice of a row with fewer than k keys, in
+the order that the metadata name in ``top_k_order``: ``score``, highest first, which is what files
+without the field have; or ``key``, ascending key index. ``rows / groups`` consecutive rows make a
+group.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from .safetensors_writer import HeaderEntry, StreamedFile, write_tensor
 
 FORMAT = SCORES
 VERSION = "1"
+BY_SCORE, BY_KEY = "score", "key"  # orders of ``top_k_indices``
 
 _TENSORS = {"scores": "F32", "context_lengths": "I32", "requests": "I32", "top_k_indices": "I32"}
 _ELEMENT_BYTES = 4  # of every tensor in the file
@@ -69,13 +72,16 @@ class ScoresWriter(StreamedFile):
         Sizes of ``scores`` and ``top_k_indices``.
     source : mapping of str to str
         What to say in the header's metadata besides format and version, such as the cache's name.
+    top_k_order : str
+        Order of ``top_k_indices`` in a row: ``score``, highest first, or ``key``, ascending.
     force : bool
         Whether to replace an existing file.
 
     Raises
     ------
     ValueError
-        The file exists and `force` is false, or its folder cannot be written.
+        The file exists and `force` is false, its folder cannot be written, or `top_k_order` is
+        neither.
     """
 
     @checked_arguments
@@ -89,11 +95,21 @@ class ScoresWriter(StreamedFile):
         max_context: int,
         top_k: int,
         source: Mapping[str, str],
+        top_k_order: str = BY_SCORE,
         force: bool = False,
     ) -> None:
+        if top_k_order not in (BY_SCORE, BY_KEY):
+            raise InputError(
+                f"must be {BY_SCORE!r} or {BY_KEY!r}, got {top_k_order!r}", argument="top_k_order"
+            )
         self.shape = ScoresShape(rows, context_lengths.shape[0], max_context, top_k)
         tensors = self.shape.tensors()
-        metadata = {"format": FORMAT, "version": VERSION, **source}
+        metadata = {
+            "format": FORMAT,
+            "version": VERSION,
+            "top_k_order": top_k_order,
+            **source,
+        }
         known = {"context_lengths": context_lengths.cpu(), "requests": requests.cpu()}
         super().__init__(path, tensors, metadata, known, parts=rows, noun="rows", force=force)
 
@@ -158,6 +174,11 @@ class ScoresFile:
         """Query rows in a group; 0 where the file has no groups."""
         return self.shape.rows // self.shape.groups if self.shape.groups else 0
 
+    @property
+    def top_k_order(self) -> str:
+        """Order of ``top_k_indices`` in a row: ``score``, highest first, or ``key``, ascending."""
+        return self.metadata.get("top_k_order", BY_SCORE)
+
 
 @checked_arguments
 def open_scores(path: str | Path) -> ScoresFile:
@@ -177,6 +198,11 @@ def open_scores(path: str | Path) -> ScoresFile:
                 raise InputError(
                     f"{path}: header field {field} must be {wanted}, got {metadata.get(field)!r}"
                 )
+        if (order := metadata.get("top_k_order", BY_SCORE)) not in (BY_SCORE, BY_KEY):
+            raise InputError(
+                f"header field top_k_order must be {BY_SCORE!r} or {BY_KEY!r}, got {order!r}",
+                source=path,
+            )
         shape = _sizes(path, tensor_shapes(file))
         tensors = read_expected(path, file, shape.tensors())
     for length in tensors["context_lengths"].tolist():

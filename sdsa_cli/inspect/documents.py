@@ -161,6 +161,8 @@ class ScoresDocument(Heading):
     """Columns of the scores."""
     top_k: int
     """Indices stored for each row."""
+    top_k_order: str
+    """Their order in the file: ``score``, highest first, or ``key``, ascending."""
     file_bytes: int
     """Bytes of the whole file."""
     metadata: dict[str, str]

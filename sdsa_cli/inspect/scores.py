@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LISTED_ROWS = 16  # on the terminal; JSON has them all
 _LISTED_CHOICES = 5  # best keys of each row
-_HIDDEN_FIELDS = ("format", "version")
+_HIDDEN_FIELDS = ("format", "version", "top_k_order")
 # Metadata that sdsa score writes, in the order and with the names that a reader sees.
 _METADATA_NAMES = {
     "cache": "cache",
@@ -42,6 +42,7 @@ def inspect_scores(sink: Output, path: str) -> None:
         rows_per_group=scores.rows_per_group,
         max_context=scores.shape.max_context,
         top_k=scores.shape.top_k,
+        top_k_order=scores.top_k_order,
         file_bytes=scores.file_bytes,
         metadata=scores.metadata,
         row_summaries=rows,
@@ -62,8 +63,20 @@ def _row_record(scores: ScoresFile, row: int) -> RowRecord:
         min=float(finite.min()) if finite.numel() else None,
         max=float(finite.max()) if finite.numel() else None,
         nonfinite=visible.numel() - finite.numel(),
-        best_keys=scores.top_k_indices[row, : min(_LISTED_CHOICES, length)].tolist(),
+        best_keys=_best_keys(scores, row, length),
     )
+
+
+def _best_keys(scores: ScoresFile, row: int, length: int) -> list[int]:
+    """The first few choices of a row, highest score first."""
+    from sdsa_quant.accuracy.top_k import top_k_indices
+    from sdsa_quant.files.scores_file import BY_KEY
+
+    chosen = scores.top_k_indices[row]
+    count = min(_LISTED_CHOICES, length, chosen.shape[0])
+    if scores.top_k_order == BY_KEY and count:
+        chosen = top_k_indices(scores.scores[row : row + 1, :length], count)[0]
+    return [key for key in chosen[:count].tolist() if key >= 0]
 
 
 def _report(document: ScoresDocument, lengths: Sequence[int]) -> list[RenderableType]:
@@ -73,7 +86,7 @@ def _report(document: ScoresDocument, lengths: Sequence[int]) -> list[Renderable
         f"{document.rows_per_group})",
         "lengths": describe_lengths(lengths),
         "width": counted(document.max_context, "key"),
-        "top-k": f"{document.top_k:,} indices a row",
+        "top-k": f"{document.top_k:,} indices a row, in the order of their {document.top_k_order}",
         "bytes": byte_count(document.file_bytes),
         "non-finite": f"{sum(row.nonfinite for row in rows):,} scores below a length",
     }

@@ -31,6 +31,7 @@ from sdsa_cli.options import (
 )
 from sdsa_cli.output import Output, report_sink
 from sdsa_cli.output_paths import file_output
+from sdsa_cli.selection import SelectOption, check_select
 from sdsa_quant.errors import CheckFailedError, InputError
 from sdsa_quant.files.outputs import folders_made
 
@@ -51,6 +52,7 @@ EXAMPLES = examples(
     "sdsa score cache.safetensors --queries queries.safetensors",
     "sdsa score cache.safetensors --queries queries.safetensors --baseline keys.safetensors",
     "sdsa score cache.safetensors --queries queries.safetensors --requests 0,0,1 --top-k 64,256",
+    "sdsa score cache.safetensors --queries queries.safetensors --select 64 --graph-replay 20",
     "sdsa score cache.safetensors --queries queries.safetensors --graph-replay 100 --json",
     "sdsa score cache.safetensors --queries queries.safetensors --chunk 4 -o scores.safetensors",
 )
@@ -125,14 +127,16 @@ def score(
             "result is the same to the bit.",
         ),
     ] = None,
+    select: SelectOption = None,
     output: Annotated[
         str | None,
         typer.Option(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write scores, lengths, requests and top-k indices (of the largest k); -inf and "
-            "-1 fill up rows.",
+            help="Write scores, lengths, requests and top-k indices (of the largest k, highest "
+            "score first; with --select those of K, in ascending order); -inf and -1 fill up "
+            "rows.",
         ),
     ] = None,
     json: JsonFlag = False,
@@ -163,6 +167,7 @@ def score(
         backend=backend,
         device=choose_device(device),
         chunk=at_least_one("--chunk", chunk),
+        select=check_select(select),
         output=None if output is None else file_output("-o", output),
     )
     from .document import score_document
@@ -188,7 +193,7 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
     """Do what `sdsa score` is asked to do, except for printing and writing its report."""
     from sdsa_kernels.scoring.chunks import ChunkScorer
     from sdsa_kernels.scoring.rows import score_rows
-    from sdsa_kernels.scoring.timing import time_scorer
+    from sdsa_kernels.scoring.timing import time_scorer, time_selection
     from sdsa_quant.accuracy.doubts import accuracy_doubts
     from sdsa_quant.accuracy.summary import summarize_accuracy
     from sdsa_quant.captures.baseline import describe_other_source, open_baseline
@@ -206,7 +211,7 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
         baseline = open_baseline(options.baseline, cache, options.keys)
         if other := describe_other_source(cache, baseline):
             sink.note(f"note: {other}")
-    scorer = ChunkScorer(_plan(options, cache, queries), options.chunk)
+    scorer = ChunkScorer(_plan(options, cache, queries), options.chunk, select=options.select)
     if scorer.task.query_loss is not None and scorer.task.query_loss.rows_lost:
         sink.note(f"note: {query_loss_words(scorer.task.query_loss, scorer.task.rows)}")
     outputs = [] if options.output is None else [options.output]
@@ -227,10 +232,14 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
     doubts = accuracy_doubts(measured, options.top_k)
     for doubt in doubts:
         sink.note(f"note: {doubt}")
-    timing = None
+    timing = selection = None
     if options.graph_replay is not None and all(is_valid(row) for row in rows):
         with sink.progress(f"timing {options.graph_replay:,} runs", 1, calm=True):
             timing = time_scorer(scorer, options.graph_replay, hot=options.hot)
+            if options.select is not None:
+                selection = time_selection(
+                    scorer, options.select, options.graph_replay, hot=options.hot
+                )
     return ScoreReport(
         options=options,
         cache=cache,
@@ -240,6 +249,7 @@ def run_score(options: ScoreOptions, sink: Output, *, force: bool) -> ScoreRepor
         rows=rows,
         accuracy=None if baseline is None else summarize_accuracy(measured, options.top_k),
         timing=timing,
+        selection=selection,
         scores_file_bytes=None if writer is None else writer.file_bytes,
         doubts=doubts,
     )
@@ -284,7 +294,7 @@ def _scores_writer(
 ) -> AbstractContextManager[ScoresWriter | None]:
     """The writer of ``-o``, or a context of None without it."""
     from sdsa_kernels.scoring.rows import stored_k
-    from sdsa_quant.files.scores_file import ScoresWriter
+    from sdsa_quant.files.scores_file import BY_KEY, BY_SCORE, ScoresWriter
 
     if options.output is None:
         return contextlib.nullcontext()
@@ -295,7 +305,8 @@ def _scores_writer(
         task.requests,
         rows=task.rows,
         max_context=task.max_context,
-        top_k=stored_k(task, options.top_k),
+        top_k=options.select or stored_k(task, options.top_k),
+        top_k_order=BY_SCORE if options.select is None else BY_KEY,
         source={
             "cache": options.cache.name,
             "queries": options.queries.name,

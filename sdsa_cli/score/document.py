@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sdsa_cli.measurement import MeasurementRecord, measurement_fields
+from sdsa_cli.selection import SelectionTimes, selection_fields
 from sdsa_quant.accuracy.metrics import TopKAccuracy
 from sdsa_quant.accuracy.query_loss import QueryLoss
 from sdsa_quant.accuracy.summary import Accuracy, Summary, TopKSummary
@@ -17,6 +18,7 @@ from .inputs import ScoreOptions
 
 if TYPE_CHECKING:
     from sdsa_kernels.measure.measurement import Measurement
+    from sdsa_kernels.measure.selected import SelectionMeasurement
     from sdsa_kernels.scoring.chunks import ChunkScorer
     from sdsa_kernels.scoring.rows import RowScores
     from sdsa_quant.captures.baseline import Baseline
@@ -90,6 +92,18 @@ class ProblemFields:
     """Bytes of the file of ``-o``, or null."""
     query_loss: QueryLoss | None
     """What NVFP4 did to the query rows; null for BF16 rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionFields:
+    """The selection of ``--select``."""
+
+    top_k: int
+    """Keys that were selected in each row; a row with fewer keys keeps them all."""
+    backend: str
+    """Backend that selected, ``auto`` resolved."""
+    times: SelectionTimes | None
+    """Times of ``--graph-replay``; null without it, and where a row is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +216,8 @@ class ScoreDocument:
     """What shows that baseline and cache do not belong together; empty where nothing does."""
     timing: MeasurementRecord | None
     """Times of ``--graph-replay``; null without it, and where a row is invalid."""
+    selection: SelectionFields | None
+    """What was selected, or null without ``--select``."""
     environment: Environment
     """Where the report was made."""
     rows: list[RowFields]
@@ -220,6 +236,7 @@ class ScoreReport:
     rows: Sequence[RowScores]
     accuracy: Accuracy | None
     timing: Measurement | None
+    selection: SelectionMeasurement | None  # timed
     scores_file_bytes: int | None
     doubts: tuple[str, ...]  # about the accuracy
 
@@ -248,6 +265,7 @@ def score_document(report: ScoreReport) -> ScoreDocument:
         timing=None
         if report.timing is None
         else MeasurementRecord(**measurement_fields(report.timing)),
+        selection=_selection_fields(report),
         environment=describe_environment(),
         rows=[_row_fields(row) for row in report.rows],
     )
@@ -291,6 +309,15 @@ def _problem_fields(report: ScoreReport) -> ProblemFields:
         scores_file_bytes=report.scores_file_bytes,
         query_loss=task.query_loss,
     )
+
+
+def _selection_fields(report: ScoreReport) -> SelectionFields | None:
+    backend, top_k = report.scorer.select_backend, report.options.select
+    if backend is None or top_k is None:
+        return None
+    timed = report.selection
+    times = None if timed is None else SelectionTimes(**selection_fields(timed))
+    return SelectionFields(top_k, backend, times)
 
 
 def _accuracy_fields(report: ScoreReport) -> AccuracyFields | None:

@@ -52,6 +52,8 @@ class ScoreOptions:
     """Device, ``auto`` resolved."""
     chunk: int | None
     """Groups scored at a time, as ``--chunk`` gives them."""
+    select: int | None
+    """Keys to select in each row, as ``--select`` gives them."""
     output: Path | None
     """Scores file of ``-o``."""
 

@@ -14,6 +14,7 @@ from sdsa_cli.measurement import (
     share_text,
 )
 from sdsa_cli.output import fields_table, heading, table
+from sdsa_cli.selection import selection_remarks
 from sdsa_cli.table_data import TableData
 from sdsa_cli.text import counted, error_size, percent, similarity, ties_decide
 from sdsa_quant.layout import HIGH_QUERY_ERROR
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from sdsa_kernels.measure.measurement import Measurement
+    from sdsa_kernels.measure.selected import SelectionMeasurement
     from sdsa_quant.accuracy.query_loss import QueryLoss
     from sdsa_quant.accuracy.summary import Accuracy, Summary, TopKSummary
 
@@ -42,7 +44,10 @@ def report_tables(report: ScoreReport) -> list[RenderableType]:
         parts += ["", heading(_TOP_K_TITLE), _top_k_table(report.accuracy)]
         parts += [*_top_k_remarks(report.accuracy.top_k), "", _errors_table(report.accuracy)]
     if report.timing is not None:
-        parts += ["", _timing_table(report.timing), *measurement_remarks(report.timing)]
+        parts += ["", _timing_table(report.timing, report.selection)]
+        parts += measurement_remarks(report.timing)
+        if report.selection is not None:
+            parts += selection_remarks(report.selection)
         if report.timing.rotation is not None:
             parts.append(fields_table(_roof_fields(report.timing)))
     return parts
@@ -60,6 +65,10 @@ def _summary_fields(report: ScoreReport) -> Mapping[str, str]:
         "scores": f"{scorer.whole_bytes:,} bytes, up to {counted(task.max_context, 'key')} a row, "
         f"by {scorer.backend} on {task.device}{chunks}",
     }
+    if report.options.select is not None:
+        fields["selection"] = (
+            f"{counted(report.options.select, 'key')} of each row, by {scorer.select_backend}"
+        )
     if report.options.requests is None and requests > 1:
         fields["requests"] = f"assumed: {_assumed_requests(report)}"
     if report.cache.header.is_transformed:
@@ -200,25 +209,36 @@ def _scores(report: ScoreReport) -> list[RenderableType]:
     largest = max(report.options.top_k)
     parts: list[RenderableType] = [heading(title), result]
     if report.options.output is None:
-        parts.append(f"All scores and each row's top {largest:,} keys go to a file with -o FILE.")
+        stored = report.options.select or largest
+        parts.append(f"All scores and each row's top {stored:,} keys go to a file with -o FILE.")
     return parts
 
 
-def _timing_table(measurement: Measurement) -> TableData:
+def _timing_table(measurement: Measurement, selection: SelectionMeasurement | None) -> TableData:
     timing = measurement.timing
-    unit, unit_us = ("us", 1.0) if timing.median_us < LONGEST_US else ("ms", 1e3)
+    others = {}
+    if selection is not None:
+        others = {
+            f"with top-{selection.top_k:,}": selection.scores_and_top_k,
+            f"top-{selection.top_k:,} alone": selection.select,
+        }
+    longest = max(each.median_us for each in (timing, *others.values()))
+    unit, unit_us = ("us", 1.0) if longest < LONGEST_US else ("ms", 1e3)
     result = table(
         "time", "runs", f"median {unit}", f"p10 {unit}", f"p90 {unit}", "bytes moved", "GB/s",
         style="compact",
     )  # fmt: skip
-    times = (timing.median_us, timing.p10_us, timing.p90_us)
-    result.add_row(
-        f"replay: {timing.replay}",
-        f"{len(timing.samples_us):,}",
-        *(f"{microseconds / unit_us:,.1f}" for microseconds in times),
-        f"{measurement.traffic.total_bytes:,}",
-        f"{measurement.gigabytes_per_second:,.4g}",
-    )
+    bandwidth = f"{measurement.traffic.total_bytes:,}", f"{measurement.gigabytes_per_second:,.4g}"
+    for name, each in {f"replay: {timing.replay}": timing, **others}.items():
+        result.add_row(
+            name,
+            f"{len(each.samples_us):,}",
+            *(
+                f"{microseconds / unit_us:,.1f}"
+                for microseconds in (each.median_us, each.p10_us, each.p90_us)
+            ),
+            *(bandwidth if each is timing else ("-", "-")),
+        )
     return result
 
 

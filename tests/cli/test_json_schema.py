@@ -95,6 +95,8 @@ def test_score(documents: Documents, files: Files) -> None:
     call = ("score", files.cache, "--queries", files.queries, "--device", "cpu")
     check("score", documents(*call))
     check("score", documents(*call, "--baseline", files.keys, "--graph-replay", 2))
+    check("score", documents(*call, "--select", 9))
+    check("score", documents(*call, "--select", 9, "--graph-replay", 2))
 
 
 def test_inspect(documents: Documents, files: Files) -> None:

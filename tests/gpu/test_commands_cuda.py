@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from sdsa_kernels.testing.selection import reference_top_k
 from support.command_line import program
 
 pytestmark = pytest.mark.gpu
@@ -61,6 +64,22 @@ def test_score_replays_graphs_on_cold_pages(cache: Path) -> None:
     assert timing["host_us"] > 0
     assert timing["compile_seconds"] >= 0
     assert report["accuracy"]["top_k"]
+
+
+def test_score_replays_selections(cache: Path, tmp_path: Path) -> None:
+    # 40 keys: fewer than some rows have, more than others.
+    options = ("--select", "40", "-o", str(tmp_path / "scores.st"))
+    selection = score(cache, *options)["selection"]
+    assert selection["backend"] in ("cute", "triton")
+    times = selection["times"]
+    assert (times["replay"], times["repeats"]) == ("graph", 20)
+    assert 0 < times["top_k_us"] < times["scores_and_top_k_us"]
+    stored = load_file(tmp_path / "scores.st")
+    rows_per_group = stored["scores"].shape[0] // stored["context_lengths"].shape[0]
+    expected = reference_top_k(
+        stored["scores"], stored["context_lengths"].tolist(), 40, rows_per_group=rows_per_group
+    )
+    assert torch.equal(stored["top_k_indices"], expected)
 
 
 def test_hot_replays_are_no_bandwidth_of_the_memory(cache: Path) -> None:
