@@ -104,12 +104,8 @@ class ScoresWriter(StreamedFile):
             )
         self.shape = ScoresShape(rows, context_lengths.shape[0], max_context, top_k)
         tensors = self.shape.tensors()
-        metadata = {
-            "format": FORMAT,
-            "version": VERSION,
-            "top_k_order": top_k_order,
-            **source,
-        }
+        order = {} if top_k_order == BY_SCORE else {"top_k_order": top_k_order}
+        metadata = {"format": FORMAT, "version": VERSION, **order, **source}
         known = {"context_lengths": context_lengths.cpu(), "requests": requests.cpu()}
         super().__init__(path, tensors, metadata, known, parts=rows, noun="rows", force=force)
 

@@ -52,6 +52,17 @@ def test_round_trip(tmp_path: Path, bounds: tuple[int, ...]) -> None:
     assert file.metadata == {"format": "sdsa-scores", "version": "1", "cache": "cache.safetensors"}
 
 
+def test_the_order_of_keys_is_in_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "scores.safetensors"
+    sizes = {"rows": 6, "max_context": 5, "top_k": 2, "source": {}, "force": True}
+    for order in ("score", "key"):
+        with ScoresWriter(path, LENGTHS, REQUESTS, top_k_order=order, **sizes) as scores_writer:
+            scores_writer.write_rows(0, SCORES, INDICES)
+        assert open_scores(path).top_k_order == order
+    with pytest.raises(InputError, match="top_k_order must be 'score' or 'key', got 'row'"):
+        ScoresWriter(path, LENGTHS, REQUESTS, top_k_order="row", **sizes)
+
+
 def test_any_safetensors_reader_opens_it(tmp_path: Path) -> None:
     write(tmp_path / "scores.safetensors")
     tensors = load_file(tmp_path / "scores.safetensors")
@@ -122,6 +133,7 @@ def test_refuses_rows_that_do_not_fit(
     [
         ({}, {"format": "other"}, "header field format must be sdsa-scores, got 'other'"),
         ({}, {"version": "2"}, "header field version must be 1, got '2'"),
+        ({}, {"top_k_order": "row"}, "field top_k_order must be 'score' or 'key', got 'row'"),
         ({"scores": None}, {}, "tensor scores is missing; found context_lengths, requests"),
         ({"scores": SCORES.flatten()}, {}, r"tensor scores must have 2 dimensions, got \[30\]"),
         ({"scores": SCORES.half()}, {}, r"tensor scores must be F32 \[6, 5\], got F16 \[6, 5\]"),
@@ -135,6 +147,7 @@ def test_refuses_rows_that_do_not_fit(
     ids=[
         "format",
         "version",
+        "order",
         "missing",
         "rank",
         "dtype",
