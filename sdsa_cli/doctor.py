@@ -59,6 +59,24 @@ class SelfTestRecord:
     """What went wrong, or null."""
 
 
+@dataclass(frozen=True, slots=True)
+class SelectionTestRecord:
+    """What one backend selected from rows that mislead a selection."""
+
+    device: str
+    """The device."""
+    backend: str
+    """The backend, or ``all``."""
+    top_k: int
+    """Keys to select in each row."""
+    rows: int
+    """Rows to select from: ties, NaN, plateaus, every order, lengths around k."""
+    wrong_rows: int | None
+    """Rows with other keys than a sort in Python gives; null where nothing was selected."""
+    failure: str | None
+    """What went wrong, or null."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorDocument:
     """Versions, devices and backends."""
@@ -73,6 +91,8 @@ class DoctorDocument:
     """One record for each device and pair of formats; empty without torch."""
     self_tests: list[SelfTestRecord] | None
     """One record for each self-test; null without ``--self-test``."""
+    selection_tests: list[SelectionTestRecord] | None
+    """One record for each device, backend and k; null without ``--self-test``."""
 
 
 def doctor(
@@ -80,7 +100,8 @@ def doctor(
         bool,
         typer.Option(
             "--self-test",
-            help="Also let every backend score a small problem, and compare with float64.",
+            help="Also let every backend score a small problem, and select from hard rows, and "
+            "compare with float64.",
         ),
     ] = False,
     json: JsonFlag = False,
@@ -91,20 +112,28 @@ def doctor(
 
     The backends are asked what `sdsa score` would ask them, about a small call that they could
     serve. Always succeeds: what is missing is in the report. With --self-test it fails where a
-    backend that can run gives wrong scores, or does not run after all.
+    backend that can run gives wrong scores or keys, or does not run after all.
     """
     sink = report_sink(json, report, force=force)
     environment = describe_environment()
+    backends = describe_backends(environment)
+    tests = run_self_tests(environment) if self_test else None
     document = DoctorDocument(
         environment=environment,
-        backends=describe_backends(environment),
-        self_tests=run_self_tests(environment) if self_test else None,
+        backends=backends,
+        self_tests=tests,
+        selection_tests=None if tests is None else run_selection_tests(environment, tests),
     )
     sink.publish(document, *_tables(document))
     failures = [
         f"{test.backend} on {test.device}, {test.query_format} rows, {_keys(test)} keys: "
         f"{test.failure}"
         for test in document.self_tests or ()
+        if test.failure
+    ]
+    failures += [
+        f"{test.backend} on {test.device}, top-{test.top_k}: {test.failure}"
+        for test in document.selection_tests or ()
         if test.failure
     ]
     if failures:
@@ -141,6 +170,35 @@ def run_self_tests(environment: Environment) -> list[SelfTestRecord]:
     ]
 
 
+def run_selection_tests(
+    environment: Environment, scored: list[SelfTestRecord]
+) -> list[SelectionTestRecord]:
+    """What every backend selected on each device, except those on which a kernel hangs."""
+    if environment.packages["torch"] is None:
+        return []
+    from sdsa_kernels.testing.selection_test import selection_tests
+    from sdsa_kernels.testing.self_test import CASES
+
+    tests = []
+    for device in _devices(environment):
+        of_device = [test for test in scored if test.device == device]
+        cases = {(test.query_format, test.key_format, test.scale_order) for test in of_device}
+        if len(cases) < len(CASES):
+            continue  # the tests of scores ended early: later work would wait for that kernel
+        tests += [
+            SelectionTestRecord(
+                device=test.device,
+                backend=test.backend,
+                top_k=test.top_k,
+                rows=test.rows,
+                wrong_rows=test.wrong_rows,
+                failure=test.failure,
+            )
+            for test in selection_tests(device)
+        ]
+    return tests
+
+
 def _devices(environment: Environment) -> list[str]:
     return ["cpu", *(f"cuda:{index}" for index in range(len(environment.cuda.devices)))]
 
@@ -166,6 +224,15 @@ def _self_test_table(tests: list[SelfTestRecord]) -> TableData:
             test.backend,
             test.failure or "ok",
             "-" if unknown else f"{difference:.3g}",
+        )
+    return shown
+
+
+def _selection_table(tests: list[SelectionTestRecord]) -> TableData:
+    shown = table("device", "top-k of hard rows", "backend", "result", "rows", numbers_from=4)
+    for test in tests:
+        shown.add_row(
+            test.device, f"{test.top_k}", test.backend, test.failure or "ok", f"{test.rows}"
         )
     return shown
 
@@ -231,4 +298,6 @@ def _tables(document: DoctorDocument) -> list[RenderableType]:
     ]
     if document.self_tests is not None:
         parts += ["", heading("self-test"), _self_test_table(document.self_tests)]
+    if document.selection_tests:
+        parts += ["", _selection_table(document.selection_tests)]
     return parts

@@ -25,7 +25,7 @@ _SEED = 20261130
 _PAGES = 8  # few enough that groups read them all, and with them scales of every byte
 
 # Format pairs, with tiled scales or not.
-_CASES = (*((format_pair, False) for format_pair in FORMAT_PAIRS), ("nvfp4", True))
+CASES = (*((format_pair, False) for format_pair in FORMAT_PAIRS), ("nvfp4", True))
 _ALL = "all"  # instead of a backend's name, where none could be asked
 
 
@@ -48,7 +48,7 @@ def self_tests(device: str) -> Iterator[SelfTest]:
     Whatever goes wrong is a failure in what is yielded. A kernel that hangs is the last one that
     runs: later work on its device would wait for it.
     """
-    for format_pair, tiled in _CASES:
+    for format_pair, tiled in CASES:
         query_format, key_format = FORMAT_PAIRS[format_pair]
         scale_order = None if key_format == BF16 else TILED if tiled else LINEAR
         result = functools.partial(SelfTest, device, query_format, key_format, scale_order)

@@ -12,7 +12,8 @@ import torch
 from sdsa_kernels import backends
 from sdsa_kernels.backends import backend_names
 from sdsa_kernels.problem import ScoreProblem
-from sdsa_kernels.testing import self_test
+from sdsa_kernels.selection.problem import SelectProblem
+from sdsa_kernels.testing import selection_test, self_test
 from sdsa_quant.errors import DeviceLostError, UnsupportedError
 from sdsa_quant.layout import FORMAT_PAIRS
 from support.command_line import Run
@@ -148,6 +149,41 @@ def test_nothing_is_asked_of_a_device_on_which_a_kernel_hangs(
     assert outcome.exit_code == 1
     failures = [test["failure"] for test in outcome.document["self_tests"]]
     assert failures == ["kernel tcgen05_bf16 has not ended"]
+    assert outcome.document["selection_tests"] == []
+
+
+def test_the_self_test_selects_from_hard_rows(sdsa: Run) -> None:
+    outcome = sdsa("doctor", "--self-test", "--json")
+    outcome.is_clean()
+    tests = [test for test in outcome.document["selection_tests"] if test["device"] == "cpu"]
+    assert [(test["backend"], test["top_k"]) for test in tests] == [("torch", 1), ("torch", 700)]
+    for test in tests:
+        assert test["rows"] == 20
+        assert test["wrong_rows"] == 0
+        assert test["failure"] is None
+    assert sdsa("doctor", "--json").document["selection_tests"] is None
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["wrong-key", "does-not-run"])
+def test_a_failed_selection_is_exit_1(
+    sdsa: Run, monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    torch_backend = selection_test.BACKENDS[-1]
+
+    def broken(problem: SelectProblem) -> None:
+        if breaks:
+            raise FileNotFoundError("no C compiler")
+        torch_backend.launch(problem)
+        problem.top_keys[3, 0] += 1
+
+    monkeypatch.setattr(selection_test, "BACKENDS", (replace(torch_backend, launch=broken),))
+    outcome = sdsa("doctor", "--self-test", "--json")
+    assert outcome.exit_code == 1
+    first = outcome.document["selection_tests"][0]
+    assert first["wrong_rows"] == (None if breaks else 1)
+    said = "FileNotFoundError: no C compiler" if breaks else "k = 1: wrong keys in 1 of 20 rows; "
+    assert f"torch on cpu, top-1: {said}" in outcome.stderr
+    assert breaks or "the first is two-values, entry 0: " in first["failure"]
 
 
 def test_a_kernel_that_failed_its_check_is_a_failure_where_no_other_can_serve(

@@ -111,6 +111,13 @@ def test_bench(tmp_path: Path) -> None:
         assert result["backend"] != "torch"
 
 
+def test_doctor_selects_on_the_gpu(tmp_path: Path) -> None:
+    tests = json.loads(run(tmp_path, "doctor", "--self-test", "--json"))["selection_tests"]
+    found = {test["backend"]: test["failure"] for test in tests if test["device"] == "cuda:0"}
+    assert {"triton", "torch"} <= set(found)
+    assert set(found.values()) == {None}
+
+
 def test_doctor_says_what_score_does(tmp_path: Path, cache: Path) -> None:
     answers = json.loads(run(tmp_path, "doctor", "--json"))["backends"]
     picked = {
