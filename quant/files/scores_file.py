@@ -99,9 +99,7 @@ class ScoresWriter(StreamedFile):
         force: bool = False,
     ) -> None:
         if top_k_order not in (BY_SCORE, BY_KEY):
-            raise InputError(
-                f"must be {BY_SCORE!r} or {BY_KEY!r}, got {top_k_order!r}", argument="top_k_order"
-            )
+            raise InputError(f"top_k_order must be {BY_SCORE!r} or {BY_KEY!r}, got {top_k_order!r}")
         self.shape = ScoresShape(rows, context_lengths.shape[0], max_context, top_k)
         tensors = self.shape.tensors()
         order = {} if top_k_order == BY_SCORE else {"top_k_order": top_k_order}
