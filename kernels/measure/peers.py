@@ -16,6 +16,7 @@ from sdsa_quant.errors import CheckFailedError
 from sdsa_quant.layout import BF16, DIM, PAGE
 
 from .measurement import scoring_call
+from .selected import covering_table
 from .timing import time_graph
 from .written import plain_scores, require_written
 
@@ -83,7 +84,8 @@ def _reason(what: str, error: Exception) -> str:
 def _flashinfer_call(
     problem: ScoreProblem, indexer_scores: Callable[..., object]
 ) -> Callable[[], None]:
-    query, key_cache, table, lengths, requests, scores, *scales = problem.call()
+    query, key_cache, _, lengths, requests, scores, *scales = problem.call()
+    table = covering_table(problem)  # it refuses scores that are wider than its table
     query_scales, key_scales = (
         None if scale is None else scale.view(torch.float8_e4m3fn) for scale in scales
     )

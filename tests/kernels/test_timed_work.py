@@ -280,6 +280,20 @@ def test_flashinfer_has_a_time_or_a_reason(
     assert str(peers.time_flashinfer(problems(), 3)).startswith(answer)
 
 
+def _insists(*arguments: Any, scores: torch.Tensor, **options: Any) -> None:
+    if arguments[2].shape[1] * 64 < scores.shape[1]:
+        raise ValueError("block_table is narrower than scores")
+    _scores(*arguments, scores=scores, **options)
+
+
+@pytest.mark.usefixtures("cpu_graphs")
+def test_flashinfer_gets_a_table_that_covers_the_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    flashinfer(monkeypatch, _insists)
+    wide = synthetic_problems(Shape((70, 64), 2, 300), "nvfp4", CPU, rotations=2, seed=1)
+    assert wide[0].block_table.shape[1] == 2
+    assert peers.time_flashinfer(wide, 3) == 5.0
+
+
 @pytest.mark.usefixtures("cpu_graphs")
 def test_gather_and_bmm_has_a_time_or_a_reason() -> None:
     assert peers.time_gather_bmm(problems(), 3) == "needs BF16 keys"
