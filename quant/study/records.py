@@ -130,15 +130,20 @@ class StudyFolder:
         return text
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, *, shared: bool = False) -> Iterator[None]:
         """Keep other runs out of the folder for the time of the block.
+
+        Parameters
+        ----------
+        shared : bool
+            Whether others that share it too may come in: tasks that measure parts of one study.
 
         Raises
         ------
         ValueError
             Another run is at work in it, or it cannot be made.
         """
-        folder = self._locked()
+        folder = self._locked(fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         try:
             yield
         finally:
@@ -146,7 +151,7 @@ class StudyFolder:
             with contextlib.suppress(OSError):  # it has files, or is gone
                 self.path.rmdir()
 
-    def _locked(self) -> int:
+    def _locked(self, kind: int) -> int:
         """The open folder, locked; another run may remove it between the two."""
         while True:
             try:
@@ -155,7 +160,7 @@ class StudyFolder:
             except OSError as error:
                 raise InputError(f"cannot be made: {error.strerror}", source=self.path) from None
             try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(folder, kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(folder)
                 raise InputError("another run is at work in it", source=self.path) from None
@@ -240,6 +245,18 @@ class StudyFolder:
 
     def _path_of(self, layer: int, request: int) -> Path:
         return self.path / f"layer-{layer:04}.request-{request:06}.safetensors"
+
+
+def described(folder: Path) -> dict[str, Any] | None:
+    """What a work folder says of its study; None without one.
+
+    Raises
+    ------
+    ValueError
+        What is there is not the description of a study.
+    """
+    text = StudyFolder(folder, {})._earlier()
+    return None if text is None else json.loads(text)
 
 
 def describe_study(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,9 +40,8 @@ from .suggestion import suggest
 from .summary import summarize_study
 from .unit import ERROR_STEPS
 from .verdict import Goal, judge
-from .work import Study, open_study, share_units
+from .work import WORK_FOLDER, Study, open_study, share_units
 
-WORK_FOLDER = "work"
 _MOST_WORKERS = 8  # unless asked for more: each takes a few hundred MB
 
 Progress = Callable[[int, int], None]  # work done and all work, in units of its own
@@ -173,46 +174,24 @@ def run(
     SdsaError
         A worker or another rank failed.
     """
+    given = dict(locals())
     started = time.monotonic()
-    selection = chosen_selection(Path(queries), select, top_k, local_blocks)
-    inputs = StudyInputs(
-        keys=Path(keys),
-        queries=Path(queries),
-        keys_pattern=keys_pattern,
-        queries_pattern=queries_pattern,
-        lengths=lengths,
-        rows_per_group=rows_per_group,
-        requests=requests if requests is None or isinstance(requests, str) else tuple(requests),
-        causal=causal or positions is not None,  # positions are what rows see keys up to
-        positions=positions,
-        weights=weights,
-        block=selection.block,
-        local_blocks=selection.local,
-        mean_pool=mean_pool,
-        calibration=None if calibration is None else Path(calibration),
-    )
-    inputs = with_stated(inputs, score)
-    settings = StudySettings(
-        formats=tuple(formats),
-        transforms=transform_choices(rotate, gain, center),
-        top_k=selection.top_k,
-        softmax_scale=softmax_scale,
-    )
-    if goal is not None and goal.k not in settings.top_k:
+    study = open_whole(given)
+    if goal is not None and goal.k not in study.settings.top_k:
         raise InputError(
-            f"must be of a k that is studied, {', '.join(map(str, settings.top_k))}, got {goal.k}",
+            f"must be of a k that is studied, {', '.join(map(str, study.settings.top_k))}, got "
+            f"{goal.k}",
             argument="goal",
         )
     if workers is not None and workers < 1:
         raise InputError(f"must be at least 1, got {workers}", argument="workers")
-    device = _device_of_rank(str(device))
-    study = open_study(inputs, settings, Path(output) / WORK_FOLDER, device)
+    device = study.device
     path = Path(output) / REPORT_NAME
     # A run that ended between its report and the pages made of it goes on as any other.
     if path.exists() and not force and not study.folder.is_unfinished:
         raise InputError("exists already", source=path, hint=Hint("force", "to replace it", True))
     with joined_ranks(device, notify) as ranks, contextlib.ExitStack() as stack:
-        processes = workers or _default_workers(ranks.count, device)
+        processes = workers or default_workers(ranks.count, device)
 
         def prepare() -> None:
             if ranks.is_first:
@@ -226,14 +205,68 @@ def run(
             if ranks.is_first:
                 seconds = time.monotonic() - started
                 timing = StudyTiming(seconds, ranks.count, ranks.joined_by, processes)
-                report = _report(study, timing, goal)
-                write_text(path, json_text(report) + "\n", force=True)
-                if finish is not None:
-                    finish(StudyReport.read(path))
-                study.folder.remove()
+                write_report(study, timing, goal, finish)
 
         ranks.in_step(write)
     return StudyReport.read(path)  # what the file holds, in every rank
+
+
+def open_whole(given: Mapping[str, Any]) -> Study:
+    """The study that arguments of `run` describe, by their names; defaults are those of `run`.
+
+    Raises
+    ------
+    ValueError
+        An input or an argument is not what it must be.
+    """
+    known = inspect.signature(run).parameters
+    value = {name: each.default for name, each in known.items()} | dict(given)
+    queries, calibration, requests = (value[n] for n in ("queries", "calibration", "requests"))
+    selection = chosen_selection(
+        Path(queries), value["select"], value["top_k"], value["local_blocks"]
+    )
+    inputs = StudyInputs(
+        keys=Path(value["keys"]),
+        queries=Path(queries),
+        keys_pattern=value["keys_pattern"],
+        queries_pattern=value["queries_pattern"],
+        lengths=value["lengths"],
+        rows_per_group=value["rows_per_group"],
+        requests=requests if requests is None or isinstance(requests, str) else tuple(requests),
+        # Positions are what rows see keys up to.
+        causal=value["causal"] or value["positions"] is not None,
+        positions=value["positions"],
+        weights=value["weights"],
+        block=selection.block,
+        local_blocks=selection.local,
+        mean_pool=value["mean_pool"],
+        calibration=None if calibration is None else Path(calibration),
+    )
+    inputs = with_stated(inputs, value["score"])
+    settings = StudySettings(
+        formats=tuple(value["formats"]),
+        transforms=transform_choices(value["rotate"], value["gain"], value["center"]),
+        top_k=selection.top_k,
+        softmax_scale=value["softmax_scale"],
+    )
+    device = _device_of_rank(str(value["device"]))
+    return open_study(inputs, settings, Path(value["output"]) / WORK_FOLDER, device)
+
+
+def write_report(
+    study: Study,
+    timing: StudyTiming,
+    goal: Goal | None,
+    finish: Callable[[StudyReport], object] | None,
+) -> StudyReport:
+    """Write the report of a study whose units are all measured, and remove its work folder."""
+    path = study.folder.path.parent / REPORT_NAME
+    write_text(path, json_text(_report(study, timing, goal)) + "\n", force=True)
+    report = StudyReport.read(path)
+    if finish is not None:
+        finish(report)
+    study.folder.remove()
+    return report
 
 
 def _device_of_rank(device: str) -> str:
@@ -243,7 +276,8 @@ def _device_of_rank(device: str) -> str:
     return device if rank is None else f"cuda:{rank % torch.cuda.device_count()}"
 
 
-def _default_workers(ranks: int, device: str) -> int:
+def default_workers(ranks: int, device: str) -> int:
+    """Processes of a rank: one for each core, up to 8, unless a GPU or other ranks do the work."""
     if ranks > 1 or device != "cpu":
         return 1
     return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)

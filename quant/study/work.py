@@ -24,6 +24,8 @@ from .records import StudyFolder, describe_study
 from .settings import StudySettings
 from .unit import LayerTransforms, fit_layer, measure_unit
 
+WORK_FOLDER = "work"  # in the folder of the report
+
 
 @dataclass(frozen=True, slots=True)
 class Unit:

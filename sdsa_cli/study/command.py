@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sdsa_cli.completion import tensors_of_queries, words
 from sdsa_cli.options import (
     DEFAULT_TOP_K_TEXT,
-    CapturedKeysArgument,
-    CapturedQueriesArgument,
     CenterListOption,
     DeviceOption,
     ForceFlag,
@@ -35,6 +34,8 @@ from sdsa_cli.options import (
 )
 from sdsa_cli.output import Output
 from sdsa_cli.output_paths import require_name
+from sdsa_cli.text import counted
+from sdsa_quant.errors import InputError
 from sdsa_quant.files.outputs import check_outputs, folders_made, refuse_inputs
 from sdsa_quant.study.inputs import DEFAULT_FORMATS, FORMAT_NAMES
 
@@ -54,6 +55,9 @@ from .verdict import (
     parse_goal,
 )
 
+if TYPE_CHECKING:
+    from sdsa_quant.study.report import StudyReport
+
 COMMAND = "study"
 EXAMPLES = examples(
     "sdsa study keys.safetensors queries.safetensors -o report --lengths lengths",
@@ -67,16 +71,33 @@ EXAMPLES = examples(
     "sdsa study capture/ capture/ -o chosen --rotate none,hadamard --center none,channel "
     "--goal recall@2048=0.98",
     "sdsa study capture/ capture/ -o checked --no-plots --fail-below recall@2048.p1=0.95",
+    "sdsa study capture/ capture/ -o sharded --shard 0/1",
+    "sdsa study --merge sharded",
     "torchrun --nproc-per-node 8 -m sdsa_cli study capture/ capture/ -o layers",
 )
 
 
 def study(
-    keys: CapturedKeysArgument,
-    queries: CapturedQueriesArgument,
+    keys: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="KEYS",
+            help="Unquantized keys: a safetensors file, a folder of them, or an index.",
+            show_default=False,
+        ),
+    ] = None,
+    queries: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="QUERIES",
+            help="Query rows, likewise; both may be the same files.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the report goes.")
-    ],
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Where the report goes."),
+    ] = None,
     keys_pattern: KeysOption = None,
     query_name: QueryNameOption = None,
     lengths: LengthsOption = None,
@@ -189,6 +210,24 @@ def study(
     goal: GoalOption = None,
     batch: BatchOption = DEFAULT_BATCH,
     context: ContextOption = DEFAULT_CONTEXT,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard",
+            metavar="I/N",
+            help="Measure and record share I of N, from 0, and make no report; slurm takes both "
+            "from an array task. Tasks may start, end and start again in any order.",
+        ),
+    ] = None,
+    merge: Annotated[
+        Path | None,
+        typer.Option(
+            "--merge",
+            metavar="FOLDER",
+            help="Make the report of a folder whose shards are all measured; KEYS, QUERIES and "
+            "options of measuring are left out.",
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -220,47 +259,86 @@ def study(
     from sdsa_quant.study import run
     from sdsa_quant.study.captured import chosen_selection
     from sdsa_quant.study.rendezvous import place_of_environment
+    from sdsa_quant.study.shards import merge as merge_shards
+    from sdsa_quant.study.shards import parse_shard, recorded_study, run_shard
 
+    sink = Output(as_json=json)
+    serving = Serving.checked(batch, context)
+    draws = choose_plots(plots, sink.note)
+    if merge is not None:
+        if keys or queries or output or shard:
+            raise InputError("--merge stands without KEYS, QUERIES, -o and --shard")
+        studied = recorded_study(merge).settings.top_k
+        limits = parse_limits(fail_below or (), studied)
+        report = merge_shards(
+            merge,
+            goal=None if goal is None else parse_goal(goal, studied),
+            finish=lambda report: write_pages(
+                merge, report, serving=serving, with_plots=draws, force=force
+            ),
+        )
+        _show(report, merge, sink, serving, markdown=markdown)
+        check_validity(report)
+        check_limits(report, limits)
+        return
+    if keys is None or queries is None or output is None:
+        raise InputError("KEYS, QUERIES and -o must be given, except with --merge")
     top_k_numbers = None if top_k is None else parse_top_k(top_k)
     chosen = chosen_selection(queries, select, top_k_numbers, local_blocks)
     limits = parse_limits(fail_below or (), chosen.top_k)
     wanted = None if goal is None else parse_goal(goal, chosen.top_k)
-    serving = Serving.checked(batch, context)
-    sink = Output(as_json=json)
-    draws = choose_plots(plots, sink.note)
     _check_outputs(output, (keys, queries), force=force)
     if calibration is not None:
         _note_own_statistics(calibration, keys, queries, sink)
+    given: dict[str, Any] = {
+        "keys": keys,
+        "queries": queries,
+        "output": output,
+        "keys_pattern": keys_pattern,
+        "queries_pattern": query_name,
+        "lengths": lengths,
+        "rows_per_group": at_least_one("--rows-per-group", rows_per_group),
+        "requests": None if requests is None else parse_numbers(requests) or requests,
+        "causal": causal,
+        "positions": positions,
+        "score": score,
+        "weights": weights,
+        "select": select,
+        "local_blocks": local_blocks,
+        "mean_pool": mean_pool,
+        "calibration": calibration,
+        "formats": listed(formats),
+        "rotate": listed(rotate),
+        "gain": listed(gain),
+        "center": listed(center),
+        "top_k": top_k_numbers,
+        "softmax_scale": choose_softmax_scale(softmax_scale),
+        "device": choose_device(device),
+    }
+    workers = at_least_one("--workers", workers)
+    place = place_of_environment()
+    if shard is not None:
+        if force or place is not None:
+            raise InputError("--shard stands without --force and without torchrun")
+        numbers = parse_shard(shard)
+        with (
+            folders_made([output / HTML_NAME]),
+            sink.progress_of("measuring", goes_on=True) as progress,
+        ):
+            mine, every = run_shard(numbers, given, workers=workers, progress=progress)
+        sink.note(
+            f"Measured: {counted(mine, 'unit')} of {every}. Once every shard has been: "
+            f"sdsa study --merge {shlex.quote(str(output))}"
+        )
+        return
     with (
         folders_made([output / HTML_NAME]),
         sink.progress_of("measuring", goes_on=True) as progress,
     ):
         report = run(
-            keys,
-            queries,
-            output,
-            keys_pattern=keys_pattern,
-            queries_pattern=query_name,
-            lengths=lengths,
-            rows_per_group=at_least_one("--rows-per-group", rows_per_group),
-            requests=None if requests is None else parse_numbers(requests) or requests,
-            causal=causal,
-            positions=positions,
-            score=score,
-            weights=weights,
-            select=select,
-            local_blocks=local_blocks,
-            mean_pool=mean_pool,
-            calibration=calibration,
-            formats=listed(formats),
-            rotate=listed(rotate),
-            gain=listed(gain),
-            center=listed(center),
-            top_k=top_k_numbers,
-            softmax_scale=choose_softmax_scale(softmax_scale),
+            **given,
             goal=wanted,
-            device=choose_device(device),
-            workers=at_least_one("--workers", workers),
+            workers=workers,
             force=force,
             progress=progress,
             notify=lambda line: sink.note(f"note: {line}"),
@@ -268,16 +346,21 @@ def study(
                 output, report, serving=serving, with_plots=draws, force=force
             ),
         )
-    place = place_of_environment()
     if place is not None and place.rank:
         return  # another process of torchrun writes and prints
-    if markdown and not json:
-        sink.result(study_markdown(report, serving))
-    else:
-        parts = study_tables(report, serving)
-        sink.publish(report, *parts, "", f"Report: {output / HTML_NAME}")
+    _show(report, output, sink, serving, markdown=markdown)
     check_validity(report)
     check_limits(report, limits)
+
+
+def _show(
+    report: StudyReport, folder: Path, sink: Output, serving: Serving, *, markdown: bool
+) -> None:
+    if markdown and not sink.as_json:
+        sink.result(study_markdown(report, serving))
+        return
+    parts = study_tables(report, serving)
+    sink.publish(report, *parts, "", f"Report: {folder / HTML_NAME}")
 
 
 def _check_outputs(folder: Path, inputs: Sequence[Path], *, force: bool) -> None:

@@ -158,3 +158,33 @@ def test_markdown(sdsa: Run, capture: Path, monkeypatch: pytest.MonkeyPatch) -> 
         f"layers.{layer}.keys" for layer in LAYERS
     ]
     assert len(tables[2]) == 2 + len(report.layers)
+
+
+def test_shards_are_merged_with_a_goal(sdsa: Run, capture: Path) -> None:
+    _, whole = _study(sdsa, capture, "--goal", f"recall@{K}=0.9")
+    output = capture.parent / "sharded"
+    arguments = ("study", str(capture), str(capture), "-o", str(output), *OPTIONS)
+    for shard in (1, 0):
+        done = sdsa(*arguments, "--shard", f"{shard}/2")
+        assert done.exit_code == 0, done.stderr
+        assert "units of 3. Once every shard has been: sdsa study --merge" in done.stderr.replace(
+            "1 unit of", "1 units of"
+        )
+        assert done.stdout == ""
+    merged = sdsa("study", "--merge", str(output), "--no-plots", "--goal", f"recall@{K}=0.9")
+    assert merged.exit_code == 0, merged.stderr
+    assert merged.stdout.startswith("Goal ")
+    report = StudyReport.read(output)
+    assert (report.results, report.verdict) == (whole.results, whole.verdict)
+    again = sdsa("study", "--merge", str(output))
+    assert again.exit_code == 2
+    assert "give --shard 0/8 to measure a part of one first" in again.stderr
+    for options, fault in (
+        (("study", "--merge", str(output), str(capture)), "--merge stands without"),
+        (("study", str(capture)), "KEYS, QUERIES and -o must be given"),
+        ((*arguments, "--shard", "2/2"), "--shard must be a number from 0 and a count"),
+        ((*arguments, "--shard", "0/2", "--force"), "--shard stands without --force"),
+    ):
+        refused = sdsa(*options)
+        assert refused.exit_code == 2
+        assert fault in refused.stderr
