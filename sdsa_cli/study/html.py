@@ -1,12 +1,18 @@
-"""A study as one HTML page that needs no other file: tables, and embedded pictures."""
+"""A study as one HTML page that needs no other file and no network.
+
+The page is `page.html.j2`: the answer, a map of layers by settings whose cells show their figures,
+tables that sort, and embedded pictures, for light and dark screens of any width.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdsa_cli.text import html_text as escape
+from sdsa_cli.text import counted, similarity, visible
 
 from .tables import (
     blocks_table,
@@ -27,6 +33,7 @@ from .verdict import Serving, choices_table
 
 if TYPE_CHECKING:
     from sdsa_quant.study.report import StudyReport
+    from sdsa_quant.study.results import SettingResult
 
 CAPTIONS = {
     "recall-by-layer": "Recall by layer, or by setting if there is one layer. A row's recall is "
@@ -41,20 +48,36 @@ CAPTIONS = {
     "block-magnitudes": "Largest magnitude of each block of 16 values. A gain moves the curves.",
 }
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 72em; margin: 2em auto;
-       padding: 0 1em; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
-table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.2em 0.8em; border-bottom: 1px solid #ddd; text-align: right; }
-th.text, td.text { text-align: left; }
-th { border-bottom: 2px solid #888; }
-figure { margin: 1.5em 0; } figcaption { color: #555; font-size: 13px; max-width: 60em; }
-img { max-width: 100%; height: auto; }
-div.wide { overflow-x: auto; }
-p.verdict { font-size: 17px; font-weight: bold; }
-p.flag { color: #b00020; font-weight: bold; }
-"""
+
+_INK = "#111111", "#ffffff"  # on light cells and on dark ones
+_DARK, _LIGHT = (8, 48, 107), (222, 235, 247)  # Blues of ColorBrewer, from the least recall up
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """A layer's recall in one setting: its colours, and its figures for a pointer."""
+
+    text: str
+    tip: str
+    background: str
+    ink: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    layer: str
+    cells: tuple[_Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Map:
+    """Mean recall of layers by settings, as a table of colours."""
+
+    k: str
+    least: str
+    most: str
+    headings: tuple[str, ...]
+    rows: tuple[_Line, ...]
 
 
 def study_html(report: StudyReport, plots: Mapping[str, bytes], serving: Serving) -> str:
@@ -69,48 +92,90 @@ def study_html(report: StudyReport, plots: Mapping[str, bytes], serving: Serving
     serving : Serving
         For what saved bytes are counted.
     """
-    answer, *others = verdict_lines(report, serving)
-    choices = choices_table(report)
-    body = [
-        "<h1>Accuracy study of quantized indexer keys</h1>",
-        f'<p class="verdict">{escape(answer)}</p>',
-        *(f"<p>{escape(line)}</p>" for line in others),
-        *([] if choices is None else [choices.html()]),
-        _fields(summary_fields(report)),
-        "<h2>What to take</h2>",
-        *(f"<p>{escape(line)}</p>" for line in suggestion_lines(report)),
-        *(
-            f'<p class="flag">{escape(line)}</p>'
-            for lines in (range_lines, chance_lines, query_lines, tie_lines)
-            for line in lines(report)
-        ),
-        "<h2>Recall</h2>",
-        recall_table(report).html(),
-        *(
-            f"<p>{escape(line)}</p>"
-            for line in (*worst_row_lines(report), *transform_lines(report))
-        ),
-        *_pictures(plots, ("recall-by-layer", "recall-by-bytes", "recall-by-length")),
-    ]
-    if len(report.layers) > 1:
-        body += ["<h2>Layers</h2>", layers_table(report, whole=True).html()]
-    body += [
-        "<h2>Errors</h2>",
-        errors_table(report).html(),
-        *_pictures(plots, ("score-errors", "channel-errors")),
-        "<h2>Blocks</h2>",
-        blocks_table(report).html(),
-        *_pictures(plots, ("block-magnitudes",)),
-        "<h2>Where this comes from</h2>",
-        _fields(_provenance(report)),
-    ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>sdsa study</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body>\n</html>\n"
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["shown"] = visible
+    environment.filters["shown_lines"] = lambda text: "\n".join(map(visible, text.split("\n")))
+    template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
+    several = len(report.layers) > 1
+    contents = {
+        "answer": "Answer",
+        "choices": "Choice by layer" if report.verdict.by_layer else "",
+        "map": "Layers by settings",
+        "take": "What to take",
+        "recall": "Recall",
+        "layers": "Layers" if several else "",
+        "errors": "Errors",
+        "blocks": "Blocks",
+        "provenance": "Where this comes from",
+    }
+    return environment.from_string(template).render(
+        verdict=verdict_lines(report, serving),
+        contents=[(name, text) for name, text in contents.items() if text],
+        summary=summary_fields(report),
+        flags=[
+            *range_lines(report),
+            *chance_lines(report),
+            *query_lines(report),
+            *tie_lines(report),
+        ],
+        choices=choices_table(report),
+        map=_layer_map(report),
+        suggestions=suggestion_lines(report),
+        recall=recall_table(report),
+        recall_lines=[
+            *worst_row_lines(report),
+            *transform_lines(report),
+        ],
+        layers=layers_table(report, whole=True) if several else None,
+        errors=errors_table(report),
+        blocks=blocks_table(report),
+        provenance=_provenance(report),
+        plots={name: base64.b64encode(data).decode() for name, data in plots.items()},
+        captions=CAPTIONS,
     )
+
+
+def _layer_map(report: StudyReport) -> _Map:
+    index = report.leading_index
+    by_layer = [(layer.name, report.of_layer(layer.name)) for layer in report.layers]
+    means = [
+        mean
+        for _, results in by_layer
+        for each in results
+        if (mean := each.recall(index).mean) is not None
+    ]
+    least, most = min(means, default=0.0), max(means, default=1.0)
+    return _Map(
+        k=f"{report.settings.top_k[index]:,}",
+        least=similarity(least),
+        most=similarity(most),
+        headings=tuple(each.label for each in report.overall),
+        rows=tuple(
+            _Line(name, tuple(_cell(each, index, least, most) for each in results))
+            for name, results in by_layer
+        ),
+    )
+
+
+def _cell(result: SettingResult, index: int, least: float, most: float) -> _Cell:
+    recall = result.recall(index)
+    tip = "\n".join(
+        [
+            str(result.layer),
+            f"{result.label}, {result.bytes_per_key} bytes a key",
+            f"recall@{result.accuracy.top_k[index].k:,} {similarity(recall.mean)}, worst 1 % "
+            f"{similarity(recall.p1)}, least {similarity(recall.minimum)}",
+            f"{counted(recall.rows, 'row')} longer than k",
+        ]
+    )
+    if recall.mean is None:
+        return _Cell("-", tip, "transparent", "inherit")
+    share = (recall.mean - least) / (most - least) if most > least else 1.0
+    colour = [round(d + share * (li - d)) for d, li in zip(_DARK, _LIGHT, strict=True)]
+    background = "#" + "".join(f"{each:02x}" for each in colour)
+    return _Cell(similarity(recall.mean), tip, background, _INK[share < 0.55])
 
 
 def _provenance(report: StudyReport) -> dict[str, str]:
@@ -126,21 +191,3 @@ def _provenance(report: StudyReport) -> dict[str, str]:
         "made": environment.date,
         "by": environment.command_line,
     }
-
-
-def _fields(fields: Mapping[str, str]) -> str:
-    rows = "".join(
-        f'<tr><td class="text">{escape(name)}</td><td class="text">{escape(value)}</td></tr>'
-        for name, value in fields.items()
-    )
-    return f"<table>{rows}</table>"
-
-
-def _pictures(plots: Mapping[str, bytes], names: Sequence[str]) -> Iterator[str]:
-    for name in names:
-        if name in plots:
-            data = base64.b64encode(plots[name]).decode()
-            yield (
-                f'<figure><img src="data:image/png;base64,{data}" alt="{escape(CAPTIONS[name])}">'
-                f"<figcaption>{escape(CAPTIONS[name])}</figcaption></figure>"
-            )
