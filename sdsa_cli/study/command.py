@@ -326,7 +326,7 @@ def study(
             sink.progress_of("measuring", goes_on=True) as progress,
         ):
             mine, every = run_shard(numbers, given, workers=workers, progress=progress)
-        sink.note(
+        sink.result(
             f"Measured: {counted(mine, 'unit')} of {every}. Once every shard has been: "
             f"sdsa study --merge {shlex.quote(str(output))}"
         )
