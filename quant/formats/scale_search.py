@@ -25,9 +25,6 @@ _EXPONENT_MASK = 0x7F800000  # of a float32
 # 1.5 * 2^22 has steps of 0.5 in float32 on both sides: adding it to a value between -2 and 2, and
 # taking it away, rounds to an E2M1 value, nearest even. Times 2 and 4 it does so further out.
 _ROUNDING_UNIT = 1.5 * 2.0**22
-# So does a magnitude's own 2^22-fold, of 1 at least: it has the steps that E2M1 has there, and is
-# even where the magnitude lies midway between two.
-_OWN_ROUNDING_UNIT = 2.0**22
 _FIRST_ROUNDED_PAST_6 = 7.0
 # The byte of an E4M3 scale at bits 20 to 26 is a float32 of its value times 2^-120.
 _E4M3_SHIFT = 20
@@ -109,7 +106,8 @@ def best_scales(magnitudes: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
         torch.mul(magnitudes, factor, out=scaled)
         if not top < _FIRST_ROUNDED_PAST_6:
             scaled.clamp_(max=E2M1_MAX)
-        torch.clamp(scaled, min=1.0, out=units).mul_(_OWN_ROUNDING_UNIT)
+        torch.bitwise_and(scaled.view(torch.int32), _EXPONENT_MASK, out=units.view(torch.int32))
+        units.clamp_(min=1.0).mul_(_ROUNDING_UNIT)
         scaled.add_(units).sub_(units).mul_(scale).sub_(magnitudes).mul_(scaled)
         for one, other, out in halves:
             torch.add(one, other, out=out)

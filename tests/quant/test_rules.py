@@ -284,3 +284,28 @@ def test_wrong_arguments(generator: torch.Generator) -> None:
         rule_weights(torch.full((128, 128), torch.nan))
     with pytest.raises(InputError, match="covariance must be symmetric"):
         rule_weights(-torch.eye(128))
+
+
+def test_search_rounds_right_just_below_a_power_of_two() -> None:
+    """Quotients within a few float32 steps of 1, 2 and 4: the errors are those of float64."""
+    generator = torch.Generator().manual_seed(9)
+    edges = torch.tensor([0.25, 0.75, 1.0, 1.25, 2.0, 2.5, 4.0, 5.0])
+    steps = torch.randint(-3, 4, (4000, 16), generator=generator)
+    near = edges[torch.randint(0, 8, (4000, 16), generator=generator)]
+    keys = (near.view(torch.int32) + steps).to(torch.int32).view(torch.float32)
+    keys[:, 0] = 6.0
+    keys *= torch.tensor(SCALES[40:80])[torch.randint(0, 40, (4000, 1), generator=generator)]
+    blocks = torch.zeros(4000, 128)
+    blocks[:, :16] = keys
+    codes, scales = quantize_nvfp4(blocks, rule="search")
+    error = (dequantize_nvfp4(codes, scales)[:, :16].double() - keys.double()).square().sum(1)
+    bytes_ = torch.arange(1, 127, dtype=torch.uint8)
+    least = torch.full((4000,), torch.inf, dtype=torch.float64)
+    amax = keys.abs().amax(1)
+    grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    for scale in bytes_.view(torch.float8_e4m3fn).double():
+        levels = torch.cat([-grid, grid]) * scale
+        best = (keys.double().unsqueeze(2) - levels).abs().amin(2).square().sum(1)
+        within = (scale >= amax / 8) & (scale <= amax / 3.5)
+        least = torch.where(within & (best < least), best, least)
+    assert (error <= least * (1 + 1e-5) + 1e-12).all()
