@@ -22,8 +22,6 @@ from sdsa_kernels.cute.selection import finish, rows
 from sdsa_kernels.cute.tcgen05.tiles import FORMATS as TILE_FORMATS
 from sdsa_kernels.cute.variants import (
     ARCHITECTURES,
-    FINISH_VARIANT,
-    MARK_VARIANT,
     SELECTING_VARIANTS,
     TENSOR_CORE,
     ctas_per_sm,
@@ -179,18 +177,6 @@ def test_selecting_kernels_fit(architecture: str, variant: str) -> None:
     # No atomic decides a position: those that there are add ones to bins in shared memory.
     assert code.count("ATOMG") == code.count("REDG") == code.count("ATOM") == code.count("RED") == 0
     assert code.count("ATOMS") > 0
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES.values())
-def test_a_marking_program_leaves_room_for_a_finishing_one(architecture: str) -> None:
-    # Or the second launch could not overlap the first.
-    codes = [machine_code(architecture, name) for name in (MARK_VARIANT, MARK_VARIANT)]
-    codes.append(machine_code(architecture, FINISH_VARIANT))
-    registers = sum(code.registers * code.kernel.config.threads for code in codes)
-    assert registers <= REGISTERS_OF_SM
-    if architecture != "sm_120a":  # whose 100 KB of shared memory hold two programs at a time
-        shared = sum(code.kernel.config.shared_bytes + RESERVED_SHARED_BYTES for code in codes)
-        assert shared <= SHARED_BYTES_OF_SM[architecture]
 
 
 def test_the_host_knows_the_sizes_of_the_selecting_kernels() -> None:

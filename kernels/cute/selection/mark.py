@@ -11,7 +11,7 @@ other at a pseudo-random index of each of 512 equal intervals; 8,192 scores of l
 threshold is the ``r``-th largest of these, ``r`` being what `k` comes to in the sample and five
 standard deviations more. Programs that share a row find the same one.
 
-**Candidates.** A warp has 512 consecutive scores of a tile, 16 a lane, on their way to registers
+**Candidates.** A warp has 256 consecutive scores of a tile, 8 a lane, on their way to registers
 while the threshold is looked for. A ballot makes a word of 32 comparisons, and lane `i` keeps the
 `i`-th. Sums over the lanes, and over the warps after one barrier, say where each score above the
 threshold belongs: no atomic decides a position. The words are kept for rows in which the threshold
@@ -56,7 +56,7 @@ HELD = MARK_TILE // THREADS  # scores of a tile that a lane has
 OF_WARP = MARK_TILE // WARPS  # scores of a tile that a warp has
 _TIE = 1 << 16  # a count of ties is in the upper half of a word, of others in the lower
 _QUAD = 4  # scores next to each other that are sampled
-_QUADS, _LONG_QUADS = 2, 8  # of a thread
+_QUADS, _LONG_QUADS = 1, 4  # of a thread
 _LONG = 1 << 17  # scores of a row from which on the sample is larger
 _DEVIATIONS = 5.0  # scores next to each other are alike: fewer would often be too few
 _SAMPLE_BYTES = 4 * _LONG_QUADS * _QUAD * THREADS

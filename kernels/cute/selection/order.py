@@ -37,7 +37,7 @@ from sdsa_kernels.cute.ptx import (
 from sdsa_kernels.cute.schedule import sum_up_to_lane
 
 WARP = 32
-WARPS = 8
+WARPS = 16
 THREADS = WARP * WARPS
 TILE = 8192  # order keys that a CTA has at a time
 # Order keys that a thread loads before it looks at one: a store between two loads would part them.

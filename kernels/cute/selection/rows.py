@@ -34,7 +34,7 @@ WORDS_BYTES = 2 * 4 * WARPS
 _TILES_AT = WORDS_BYTES
 _TOLD_AT = _TILES_AT + 4 * WARPS
 SHARED_BYTES = _TOLD_AT + 16
-CTAS_PER_SM = 2  # at a time, of 128 registers a thread
+CTAS_PER_SM = 2  # at a time, of 64 registers a thread
 SHARED_PERCENT = 100  # of an SM's L1 cache that is made shared memory
 
 
