@@ -12,6 +12,7 @@ from sdsa_kernels.checks import (
     require_shape,
 )
 from sdsa_kernels.scores import indexer_scores
+from sdsa_quant.arguments import checked_argument
 from sdsa_quant.errors import InputError
 from sdsa_quant.layout import BF16, DIM, PAGE
 
@@ -75,6 +76,7 @@ def rescore_top_k(
     RuntimeError
         No backend, or not the one asked for, can serve this call on this machine.
     """
+    checked_argument("slots", slots, bool)
     groups = _check(query, key_cache, block_table, candidates, requests, top_keys, top_scores)
     rows, number = candidates.shape
     if not rows or not number:
@@ -114,9 +116,9 @@ def _slots_of(
     rows_per_group: int,
 ) -> torch.Tensor:
     """int64 ``[rows, n]``: slots of key indices; slot 0 stands for what is no candidate."""
-    place = torch.arange(index.shape[1], device=index.device)
+    place = torch.arange(index.shape[1], dtype=torch.int64, device=index.device)
     there = place[None, :] < counts[:, None]
-    row = torch.arange(index.shape[0], device=index.device)
+    row = torch.arange(index.shape[0], dtype=torch.int64, device=index.device)
     request = requests.long()[row // rows_per_group].masked_fill(counts == 0, 0)
     pages = block_table.long()[request[:, None], index // PAGE]
     return torch.where(there, pages * PAGE + index % PAGE, 0)

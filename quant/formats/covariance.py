@@ -153,7 +153,9 @@ class _Keys:
         losses.add_(margin).mul_(scales.square())
         # Compared without the last bits, where the index is: the least is the first of equal ones.
         ranked = losses.view(torch.int32).bitwise_and_(-len(STEPS))
-        ranked.bitwise_or_(torch.arange(len(STEPS), device=x.device).unsqueeze(1).int())
+        ranked.bitwise_or_(
+            torch.arange(len(STEPS), dtype=torch.int32, device=x.device).unsqueeze(1)
+        )
         least = ranked.amin(0)
         self.total.add_(least.bitwise_and(-len(STEPS)).view(torch.float32))
         chosen = least.bitwise_and_(len(STEPS) - 1).long()

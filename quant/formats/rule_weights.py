@@ -111,8 +111,8 @@ def rule_weights(covariance: torch.Tensor) -> RuleWeights:
     while not _is_exact(factor):
         exponent += 1
         factor = (lower * 2.0**-exponent).round_()
-    columns, rows = torch.triu_indices(BLOCK, BLOCK, offset=1)
-    blocks = torch.arange(0, DIM, BLOCK).unsqueeze(1)
+    columns, rows = torch.triu_indices(BLOCK, BLOCK, offset=1, dtype=torch.int64, device="cpu")
+    blocks = torch.arange(0, DIM, BLOCK, dtype=torch.int64, device="cpu").unsqueeze(1)
     within = factor[blocks + rows, blocks + columns] * 2.0**exponent
     return RuleWeights(factor.half(), within.float(), pivots.float(), 2.0**exponent)
 
@@ -129,7 +129,7 @@ def _factors(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Operations on whole rows, each rounded by itself, so that no library's order of sums matters.
     """
     rest, lower = matrix.clone(), torch.zeros_like(matrix)
-    pivots = torch.empty(DIM, dtype=torch.float64)
+    pivots = torch.empty(DIM, dtype=torch.float64, device="cpu")
     for k in range(DIM - 1, -1, -1):
         pivots[k] = rest[k, k]
         row = rest[k, :k].clone()

@@ -119,7 +119,7 @@ def summarize_study(study: Study) -> StudySummary:
         blocks=(*_block_results(None, whole, settings), *blocks),
         row_recalls=rows[:, :, recall_columns],
         row_units=torch.repeat_interleave(
-            torch.arange(len(whole.rows), device="cpu"),
+            torch.arange(len(whole.rows), dtype=torch.int64, device="cpu"),
             torch.tensor(
                 [of_unit.shape[1] for of_unit in whole.rows], dtype=torch.int64, device="cpu"
             ),

@@ -36,7 +36,7 @@ def completed(line: str, folder: Path) -> list[str]:
         ("sdsa study k q --formats nvfp4-m", ["nvfp4-mixed"]),
         ("sdsa study k q --formats bf16,f", ["bf16,fp8"]),
         ("sdsa study k q --rotate none,", ["none,hadamard"]),
-        ("sdsa bench --values bf16,m", ["bf16,mixed"]),
+        ("sdsa bench --format-pair bf16,m", ["bf16,mixed"]),
         ("sdsa bench --backend tr", ["triton"]),
         (
             "sdsa quantize-cache k.safetensors --keys layers.1",

@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 _COMMON = {
@@ -137,8 +138,14 @@ _MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 NAMES = tuple(_MODELS)
 
 
+def _require_transformers() -> None:
+    """Skip a test where transformers cannot be imported, as with a safetensors of before 0.8."""
+    pytest.importorskip("transformers", exc_type=ImportError)
+
+
 def tiny_model(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A model with the indexer of that name, eager attention on the CPU."""
+    _require_transformers()
     module, configuration, model, settings = _MODELS[name]
     package = f"transformers.models.{module}"
     found = importlib.import_module(f"{package}.configuration_{module}")
@@ -154,6 +161,7 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32, **changes: Any) ->
 
 def dense_model() -> Any:
     """A model without an indexer, with attention heads of 128 values in two groups."""
+    _require_transformers()
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(20261201)
@@ -180,6 +188,7 @@ def token_ids(batch: int, count: int) -> torch.Tensor:
 
 def save_model(network: Any, folder: Path) -> None:
     """Write a model and a tokenizer that makes a token of each byte."""
+    _require_transformers()
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
