@@ -297,6 +297,14 @@ def _layer(
     elif inputs.causal:
         row_lengths = _causal_lengths(query_tensor, row_requests, row_lengths)
     if inputs.mean_pool > 1:
+        longest = max(keys.context_lengths, default=0)
+        if inputs.mean_pool > longest:
+            raise InputError(
+                f"is larger than every request: {inputs.mean_pool}, where the longest has "
+                f"{longest} keys",
+                argument="mean_pool",
+                source=inputs.keys,
+            )
         pool = inputs.mean_pool  # of whole pools only: the rest is not a key yet
         lengths = tuple(length // pool for length in keys.context_lengths)
         keys = replace(keys, context_lengths=lengths, pool=pool)

@@ -86,13 +86,14 @@ class Verdict:
     or else the suggestion at the size of NVFP4; null if no candidate was measured."""
 
     reaches_goal: bool | None
-    """Whether `setting` reaches the goal in every layer; null without a goal."""
+    """Whether `setting` reaches the goal in every layer; null without a goal, or where no row is
+    longer than its k."""
 
     fp8: JudgedSetting | None
     """FP8 beside it, without a transform where that was measured, as engines hold it."""
 
     by_layer: tuple[LayerChoice, ...]
-    """The choice for each layer; empty without a goal."""
+    """The choice for each layer; empty without a goal, or where no row is longer than its k."""
 
     def key_bytes(self, setting: str) -> int:
         """Bytes of a token's keys in all layers: ``"chosen"`` by layer, ``"fp8"`` or ``"bf16"``."""
@@ -138,6 +139,8 @@ def judge(
     if k is None:
         return Verdict(None, None, None, None, None, ())
     table = _Recalls(layers, results, list(top_k).index(k))
+    if goal is not None and not table.is_defined():  # every setting would reach it
+        return Verdict(k, goal, None, None, None, ())
     candidates = [each for each in table.judged() if each.format.startswith((NVFP4, FP8))]
     fp8 = [each for each in candidates if each.format == FP8]
     setting = _suggested(candidates, suggestions)
@@ -184,6 +187,10 @@ class _Recalls:
         self._means = {
             (each.layer, each.format, each.transform): each.recall(index).mean for each in results
         }
+
+    def is_defined(self) -> bool:
+        """Whether any row is longer than k."""
+        return any(mean is not None for mean in self._means.values())
 
     def judged(self) -> Iterator[JudgedSetting]:
         """Each setting that has a recall."""

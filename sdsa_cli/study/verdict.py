@@ -100,6 +100,12 @@ def verdict_line(report: StudyReport) -> str:
     verdict = report.verdict
     if verdict.k is None:
         return "No verdict: most rows are shorter than every k, and cannot miss a key."
+    if verdict.goal is not None and not verdict.by_layer:
+        what = "key" if report.inputs.block == 1 else "block"
+        return (
+            f"No choice: recall@{verdict.k:,} is undefined, no row is longer than "
+            f"{counted(verdict.k, what)}."
+        )
     if verdict.setting is None:
         return "No verdict: neither an NVFP4 format nor FP8 was studied."
     goal, setting, fp8 = verdict.goal, verdict.setting, verdict.fp8
@@ -201,16 +207,18 @@ def savings_lines(report: StudyReport, serving: Serving) -> list[str]:
     for choice in verdict.by_layer:
         counts[choice.label] = counts.get(choice.label, 0) + 1
     chosen = ", ".join(f"{label} in {counted(count, 'layer')}" for label, count in counts.items())
+    saved = sizes["fp8"] - sizes["chosen"]
+    against = f"saves {_size(saved)} over FP8"
+    if saved < 0:
+        against = f"costs {_size(-saved)} more than FP8"
     return [
         f"Choice by layer: {chosen}. For {of}: {_size(sizes['chosen'])}, where FP8 takes "
-        f"{_size(sizes['fp8'])} and BF16 {_size(sizes['bf16'])}; it saves "
-        f"{_size(sizes['fp8'] - sizes['chosen'])} over FP8."
+        f"{_size(sizes['fp8'])} and BF16 {_size(sizes['bf16'])}; it {against}."
     ]
 
 
 def _size(count: int) -> str:
-    sign, count = ("-" if count < 0 else ""), abs(count)
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
-            return f"{sign}{count / size:.3g} {unit}"
-    return f"{sign}{count} bytes"
+            return f"{count / size:.3g} {unit}"
+    return f"{count} bytes"

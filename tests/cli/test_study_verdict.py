@@ -121,6 +121,7 @@ def test_goals_of_the_command_line(sdsa: Run, capture: Path) -> None:
     missed, report = _study(sdsa, capture, "--goal", f"recall@{K}=1")
     assert report.verdict.goal == Goal(K, 1.0)
     assert missed.startswith(f"Goal missed, recall@{K} of 1 in every layer: nothing measured does")
+    assert "it costs 1.45 GiB more than FP8" in " ".join(missed.split())
     folder = capture.parent / "report"
     before = (folder / "report.json").read_bytes()
     options = ("--no-plots", "--batch", "2", "--context", "1024")
@@ -140,6 +141,54 @@ def test_goals_of_the_command_line(sdsa: Run, capture: Path) -> None:
         assert refused.exit_code == 2
         assert fault in refused.stderr
     assert sdsa("report", str(folder), "--no-plots", "--batch", "0").exit_code == 2
+
+
+@pytest.mark.parametrize("more", [(), ("--markdown",)])
+def test_a_goal_that_no_row_is_long_enough_for_chooses_nothing(
+    sdsa: Run, capture: Path, more: tuple[str, ...]
+) -> None:
+    output = capture.parent / "short"
+    options = ("--formats", "nvfp4", "--top-k", "2048", "--no-plots", *FAST, *more)
+    goal = ("--goal", "recall@2048=0.5")
+    done = sdsa("study", str(capture), str(capture), "-o", str(output), *options, *goal)
+    said = "No choice: recall@2,048 is undefined, no row is longer than 2,048 keys."
+    assert done.stdout.startswith(said), done.stderr
+    for word in ("Choice by layer", "Smallest setting", "saves"):
+        assert word not in done.stdout
+    assert said in (output / "report.html").read_text()
+    verdict = StudyReport.read(output).verdict
+    assert (verdict.setting, verdict.reaches_goal, verdict.by_layer) == (None, None, ())
+    again = sdsa("report", str(output), "--no-plots", *goal, *more[:1])
+    assert again.stdout.startswith(said), again.stderr
+
+
+def test_means_of_more_keys_than_any_request_has_are_refused(
+    sdsa: Run, tmp_path: Path, generator: torch.Generator
+) -> None:
+    tensors = {
+        "keys": torch.randn(400, 128, generator=generator).bfloat16(),
+        "queries": torch.randn(8, 2, 128, generator=generator).bfloat16(),
+    }
+    path, output = tmp_path / "heads.safetensors", tmp_path / "pooled"
+    save_file(tensors, path)
+    options = (*OPTIONS, "--score", "relu-sum", "--causal", "--mean-pool", "401")
+    done = sdsa("study", str(path), str(path), "-o", str(output), *options)
+    assert done.exit_code == 2
+    message = " ".join(done.stderr.split())
+    assert "--mean-pool is larger than every request: 401, where the longest has 400" in message
+
+
+def test_statistics_of_a_file_called_as_the_studied_one_are_remarked_on(
+    sdsa: Run, capture: Path
+) -> None:
+    files, statistics = (str(capture), str(capture)), str(capture.parent / "statistics.safetensors")
+    assert sdsa("calibrate", *files, "-o", statistics).exit_code == 0
+    options = ("--formats", "nvfp4-covariance", "--top-k", "8", "--no-plots", *FAST)
+    output = ("-o", str(capture.parent / "report"))
+    done = sdsa("study", *files, *output, *options, "--calibration", statistics)
+    assert done.exit_code == 0, done.stderr
+    note = " ".join(done.stderr.split())
+    assert "was made from capture.safetensors, as what is studied is called" in note
 
 
 def test_markdown(sdsa: Run, capture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
