@@ -378,7 +378,10 @@ def _note_own_statistics(calibration: Path, keys: Path, queries: Path, sink: Out
     """Say where the statistics may contain the rows that are to be measured with them."""
     from sdsa_quant.calibration.file import read_calibration
 
-    studied = {path.resolve().name for path in (keys, queries)}
+    paths = [path.resolve() for path in (keys, queries)]
+    # Of a folder also its files, one of which may be what the statistics were made from.
+    inner = [each for path in paths for each in path.glob("*.safetensors")]
+    studied = {path.name for path in [*paths, *inner]}
     for source in read_calibration(calibration).sources:
         shared = sorted(studied & {source.keys, source.queries})
         if shared:

@@ -189,6 +189,13 @@ def test_statistics_of_a_file_called_as_the_studied_one_are_remarked_on(
     assert done.exit_code == 0, done.stderr
     note = " ".join(done.stderr.split())
     assert "was made from capture.safetensors, as what is studied is called" in note
+    folder = capture.parent / "folder"
+    folder.mkdir()
+    capture.rename(folder / capture.name)
+    inside = sdsa(
+        "study", *[str(folder)] * 2, *output, *options, "--force", "--calibration", statistics
+    )
+    assert "was made from capture.safetensors" in " ".join(inside.stderr.split())
 
 
 def test_markdown(sdsa: Run, capture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
