@@ -117,12 +117,12 @@ def doctor(
     sink = report_sink(json, report, force=force)
     environment = describe_environment()
     backends = describe_backends(environment)
-    tests = run_self_tests(environment) if self_test else None
+    tests, lost = run_self_tests(environment) if self_test else (None, set())
     document = DoctorDocument(
         environment=environment,
         backends=backends,
         self_tests=tests,
-        selection_tests=None if tests is None else run_selection_tests(environment, tests),
+        selection_tests=None if tests is None else run_selection_tests(environment, lost),
     )
     sink.publish(document, *_tables(document))
     failures = [
@@ -149,13 +149,14 @@ def describe_backends(environment: Environment) -> list[BackendAnswer]:
     return [_ask(device, pair) for device in _devices(environment) for pair in FORMAT_PAIRS]
 
 
-def run_self_tests(environment: Environment) -> list[SelfTestRecord]:
-    """What every backend made of a small problem, on each device where it can run."""
+def run_self_tests(environment: Environment) -> tuple[list[SelfTestRecord], set[str]]:
+    """What every backend made of a small problem on each device, and devices where one hangs."""
     if environment.packages["torch"] is None:
-        return []
+        return [], set()
     from sdsa_kernels.testing.self_test import self_tests
 
-    return [
+    tests = [test for device in _devices(environment) for test in self_tests(device)]
+    records = [
         SelfTestRecord(
             device=test.device,
             query_format=test.query_format,
@@ -165,26 +166,21 @@ def run_self_tests(environment: Environment) -> list[SelfTestRecord]:
             largest_difference=test.largest_difference,
             failure=test.failure,
         )
-        for device in _devices(environment)
-        for test in self_tests(device)
+        for test in tests
     ]
+    return records, {test.device for test in tests if test.device_lost}
 
 
-def run_selection_tests(
-    environment: Environment, scored: list[SelfTestRecord]
-) -> list[SelectionTestRecord]:
+def run_selection_tests(environment: Environment, lost: set[str]) -> list[SelectionTestRecord]:
     """What every backend selected on each device, except those on which a kernel hangs."""
     if environment.packages["torch"] is None:
         return []
     from sdsa_kernels.testing.selection_test import selection_tests
-    from sdsa_kernels.testing.self_test import CASES
 
     tests = []
     for device in _devices(environment):
-        of_device = [test for test in scored if test.device == device]
-        cases = {(test.query_format, test.key_format, test.scale_order) for test in of_device}
-        if len(cases) < len(CASES):
-            continue  # the tests of scores ended early: later work would wait for that kernel
+        if device in lost:
+            continue
         tests += [
             SelectionTestRecord(
                 device=test.device,

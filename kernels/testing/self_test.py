@@ -40,6 +40,7 @@ class SelfTest:
     backend: str
     largest_difference: float | None  # from float64, None where no score was right
     failure: str | None  # None where all is well
+    device_lost: bool = False  # whether a kernel hangs there, for which later work would wait
 
 
 def self_tests(device: str) -> Iterator[SelfTest]:
@@ -56,7 +57,7 @@ def self_tests(device: str) -> Iterator[SelfTest]:
             problem = _problem(format_pair, device, tiled)
             backends = [each for each in BACKENDS if _is_asked(each, problem)]
         except DeviceLostError as error:
-            yield result(_ALL, None, str(error))
+            yield result(_ALL, None, str(error), device_lost=True)
             return
         except Exception as error:  # such as of a driver: what a report has to show
             yield result(_ALL, None, f"{type(error).__name__}: {error}")
@@ -65,7 +66,7 @@ def self_tests(device: str) -> Iterator[SelfTest]:
             try:
                 largest, failure = _run(problem, backend)
             except DeviceLostError as error:
-                yield result(backend.name, None, str(error))
+                yield result(backend.name, None, str(error), device_lost=True)
                 return
             yield result(backend.name, largest, failure)
 

@@ -152,6 +152,17 @@ def test_nothing_is_asked_of_a_device_on_which_a_kernel_hangs(
     assert outcome.document["selection_tests"] == []
 
 
+def test_a_device_without_tiled_scales_selects_too(
+    sdsa: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_torch(
+        monkeypatch, reason_unsupported=lambda problem: "none" if problem.tiled_scales else None
+    )
+    document = sdsa("doctor", "--self-test", "--json").document
+    assert {test["scale_order"] for test in document["self_tests"]} == {None, "linear"}
+    assert [test["backend"] for test in document["selection_tests"]] == ["torch", "torch"]
+
+
 def test_the_self_test_selects_from_hard_rows(sdsa: Run) -> None:
     outcome = sdsa("doctor", "--self-test", "--json")
     outcome.is_clean()

@@ -110,6 +110,7 @@ def test_refused_arguments_leave_a_capture_usable(generator: torch.Generator, ba
     problem.run(backend)
     torch.cuda.synchronize()
     wrong = problem.replace(requests=problem.requests.long())
+    problem.run("triton")
     capture(lambda: problem.run("triton"))  # a process's first capture reserves memory for good
     reserved = torch.cuda.memory_reserved()
     for _ in range(50):
