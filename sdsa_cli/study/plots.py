@@ -401,6 +401,9 @@ def plot_score_errors(report: StudyReport) -> Any:
             widest = max([widest, *seen])
         axis.set_xlabel("score error / spread of the row's scores", fontsize=9)
     axes[0].set_yscale("log")
+    # Its own labels are mathematics, which text between dollar signs is not here.
+    axes[0].yaxis.set_major_formatter("{x:g}")
+    axes[0].yaxis.set_minor_formatter("")
     axes[0].set_ylim(1e-5, 1)
     axes[0].set_xlim(-min(1.0, widest + 0.05), min(1.0, widest + 0.05))
     axes[0].set_ylabel("share of scores")

@@ -152,6 +152,10 @@ def test_pictures_of_many_layers_can_be_read(
         figure = make(report)
         if figure is not None:
             nothing_overlaps(figure)
+            # Names are drawn as text, and nothing else may count on mathematics.
+            for axis in figure.axes:
+                ticks = (*axis.get_xticklabels(which="both"), *axis.get_yticklabels(which="both"))
+                assert not any("$" in each.get_text() for each in ticks)
     by_layer = study_plots.plot_recall_by_layer(report)
     assert [each.get_text() for each in by_layer.axes[0].get_xticklabels()] == [
         "1",
