@@ -249,9 +249,11 @@ def plan_caches(
     paths = tuple(output_paths(os.fspath(output), names))
     check_outputs(paths, [source.path], force=force)
     _refuse_captures_folder(source.path, paths)
-    if (calibration is not None) != (header.rule == COVARIANCE):
+    if calibration is None and header.rule == COVARIANCE:
+        raise InputError(f"must be given for the rule {COVARIANCE}", argument="calibration")
+    if calibration is not None and header.rule != COVARIANCE:
         raise InputError(
-            f"must be given for the rule {COVARIANCE} and for no other, got rule {header.rule}",
+            f"is of use to the rule {COVARIANCE} only, got the rule {header.rule}",
             argument="calibration",
         )
     calibrations: tuple[LayerCalibration | None, ...] = (None,) * len(selected)
