@@ -34,7 +34,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("capability", [100, 120])
+@pytest.mark.parametrize("capability", [100, pytest.param(120, marks=pytest.mark.large)])
 @pytest.mark.parametrize("name", FORMS)
 def test_a_block_scaled_gemm(kernels: Any, name: str, capability: int) -> None:
     form, dtype, per_byte, block, scale_type = FORMS[name]
@@ -93,7 +93,14 @@ def test_tensor_maps_of_the_host(kernels: Any) -> None:
         assert report.notes["copy over what the generic proxy wrote, without a proxy fence"] > 0
 
 
-@pytest.mark.parametrize(("capability", "specialized"), [(100, False), (100, True), (120, False)])
+@pytest.mark.parametrize(
+    ("capability", "specialized"),
+    [
+        pytest.param(100, False, marks=pytest.mark.large),
+        (100, True),
+        pytest.param(120, False, marks=pytest.mark.large),
+    ],
+)
 def test_tensor_maps_that_a_kernel_makes(kernels: Any, capability: int, specialized: bool) -> None:
     random, (m, n, k) = np.random.default_rng(6), (256, 128, 128)
     a, b = (random.integers(-3, 4, (rows, k)).astype(np.float16) for rows in (m, n))
